@@ -1,0 +1,85 @@
+// The seam between the instruction sets and everything else: one table of functions per instruction set,
+// exported by csrc/isa/NAME.cpp, chosen once (isa/dispatch.h). Nothing below names a vector type.
+//
+// Letters: M rows of x, K columns of x and of a weight, N rows of a weight = columns of y.
+// A "strip" is 16 consecutive rows of a weight; a strip of a packed matrix is one contiguous run of tiles.
+#pragma once
+
+#include <cstdint>
+
+namespace isthmus {
+
+// One packed matrix W[rows, columns] in tiles [ceil(rows/16)][columns / block] (design 4.1).
+struct MatrixView {
+  int format;           // ggml type id, an entry of formats.def
+  const uint8_t* data;  // first tile; only 1-byte alignment may be assumed
+  int64_t rows;         // N
+  int64_t columns;      // K
+};
+
+// M rows of x, prepared for the products. Blocks of 64 columns; the last may be 32 and is zero-filled.
+// `pitch` >= rows is the number of row places stored per block: the GEMM driver wants a multiple of 16 with the
+// places past `rows` zero; the GEMV driver takes any. A policy reads only its own fields: the others may be null.
+struct ActivationView {
+  int rows;
+  int pitch;
+  int64_t columns;        // K
+  const int8_t* codes;    // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
+  const float* scales;    // [ceil(K/64)][pitch]       one per row and block of 64
+  const int32_t* sums;    // [ceil(K/64)][pitch][4]    sums of codes per 16 columns
+  const float* values;    // [rows][stride]            x itself, for the float formats
+  int64_t stride;         // floats between rows of `values`
+};
+
+// How a format is multiplied (core/format.h says which).
+enum class Policy : int { Int8, Bf16, F32 };
+
+struct MatmulKernels {
+  // Quantises one row of x: places row `row` of a view with the given pitch. codes/scales/sums as above.
+  void (*quantize_row)(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
+                       int32_t* sums);
+  // y[m * y_stride + (n - 16 * strip_begin)] = sum_k x[m, k] w[n, k] for strips [strip_begin, strip_end), fp32,
+  // n < w.rows. gemv shares one unpack among up to 8 rows and loops for more; gemm needs `scratch` of
+  // scratch_bytes(), 64-byte aligned, private to the caller.
+  void (*gemv)(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+               int64_t y_stride);
+  void (*gemm)(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+               int64_t y_stride, void* scratch);
+  // out[columns] = row `row` of w as fp32 (embedding rows, tests).
+  void (*dequantize_row)(const MatrixView& w, int64_t row, float* out);
+  // Once per thread before its first gemm (AMX tile configuration); may be a no-op.
+  void (*enter_thread)();
+};
+
+// Activation functions of an FFN, a small value type passed once.
+struct Act {
+  enum Kind : int { Silu = 0, Gelu = 1 } kind = Silu;  // Gelu: tanh approximation
+  float limit = 0;                                     // > 0: gate <= limit, |up| <= limit before the product
+};
+
+// What works on rows of fp32 x rather than on weights; rows/rows.h defines the argument structs.
+struct RmsNormArgs;
+struct RopeWriteArgs;
+struct AttentionArgs;
+struct MlaAttentionArgs;
+struct RouterArgs;
+
+struct RowKernels {
+  void (*rms_norm)(const RmsNormArgs& a, int64_t row_begin, int64_t row_end);
+  // out[i] = act(gate[i]) * up[i]; out may be gate.
+  void (*act_mul)(const Act& act, const float* gate, const float* up, int64_t n, float* out);
+  // y[i] += w * x[i], one fma each.
+  void (*axpy)(float w, const float* x, int64_t n, float* y);
+  void (*rope_write)(const RopeWriteArgs& a, int64_t row_begin, int64_t row_end);
+  void (*attention)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
+  void (*mla_attention)(const MlaAttentionArgs& a, int64_t item_begin, int64_t item_end);
+  void (*router_topk)(const RouterArgs& a, int64_t row_begin, int64_t row_end);
+};
+
+struct KernelTable {
+  const char* name;  // scalar, avx2, avx2vnni, avx512, amx
+  MatmulKernels matmul;
+  RowKernels rows;
+};
+
+}  // namespace isthmus

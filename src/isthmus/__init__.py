@@ -1,0 +1,28 @@
+"""Isthmus: Mixture-of-Experts models on one workstation. Experts stay in host memory, activations move."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it; imported on first use, so that `import isthmus` costs nothing (PEP 562).
+_PUBLIC = {
+    "LLM": "isthmus.engine.llm",
+    "SamplingParams": "isthmus.engine.request",
+    "Completion": "isthmus.engine.llm",
+    "IsthmusError": "isthmus.errors",
+}
+
+__all__ = ["LLM", "Completion", "IsthmusError", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
