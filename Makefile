@@ -1,0 +1,68 @@
+# The developer's whole interface. Every target does its own set-up in .venv.
+#
+#   make demo    install everything and let the demo model answer a question
+#   make test    the test suite                      make lint    ruff, mypy --strict, clang-format
+#   make asan    native code under ASan and UBSan    make bench   the benchmarks of benches/
+#   make wheel   build a wheel, install it into an empty environment, ask it the demo question
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+NATIVE := $(shell find csrc -type f) CMakeLists.txt
+QUESTION := "Why is the sky blue?"
+
+.PHONY: demo test lint asan bench wheel clean build format
+
+build: $(VENV)/built
+
+$(VENV)/deps: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja torch numpy
+	@touch $@
+
+$(VENV)/built: $(VENV)/deps $(NATIVE)
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[demo,dev]'
+	@touch $@
+
+demo: build
+	$(BIN)/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 120
+
+test: build
+	$(BIN)/pytest
+
+lint: build
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
+
+format: build
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $$(find csrc -name '*.h' -o -name '*.cpp')
+
+# A copy of the package with an instrumented extension, put before the installed one on the path.
+ASAN := build/asan
+asan: build
+	$(BIN)/cmake -S . -B $(ASAN) -G Ninja -DISTHMUS_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) > /dev/null
+	$(BIN)/cmake --build $(ASAN)
+	rm -rf $(ASAN)/site && mkdir -p $(ASAN)/site && cp -r src/isthmus $(ASAN)/site/
+	cp $(ASAN)/_native*.so $(ASAN)/site/isthmus/native/
+	PYTHONPATH=$(abspath $(ASAN)/site) LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	  $(BIN)/pytest tests/native tests/weights -p no:cacheprovider
+
+bench: build
+	$(BIN)/python benches/run.py
+
+wheel: $(VENV)/deps
+	rm -rf build/wheelhouse build/wheel-venv
+	$(PIP) wheel --no-deps --no-build-isolation -w build/wheelhouse .
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip install -q -c constraints.txt "$$(echo build/wheelhouse/isthmus-*.whl)[demo]"
+	build/wheel-venv/bin/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60
+
+clean:
+	rm -rf $(VENV) build dist src/isthmus/native/_native*.so
