@@ -1,0 +1,1 @@
+"""From requests to tokens: what to compute next, the step, the sampling, and text around it."""
