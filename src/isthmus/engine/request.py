@@ -1,4 +1,4 @@
-"""What crosses the engine's boundary: sampling parameters, a request, its outputs, and the engine's own facts.
+"""What crosses the engine's boundary: sampling parameters, a request, its outputs, the engine's own facts.
 
 Plain data without torch, because the HTTP process builds and reads these too. Everything a caller can get
 wrong is found here, when the object is made, as a UsageError that says what came and the range; what needs
@@ -54,7 +54,7 @@ class SamplingParams:
         check_int("top_k", self.top_k, 0, MAX_INT)
         _check_number("top_p", self.top_p, 0.0, 1.0, low_included=False)
         _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_included=False)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
