@@ -18,17 +18,18 @@ struct MatrixView {
 };
 
 // M rows of x, prepared for the products. Blocks of 64 columns; the last may be 32 and is zero-filled.
-// `pitch` >= rows is the number of row places stored per block: the GEMM driver wants a multiple of 16 with the
-// places past `rows` zero; the GEMV driver takes any. A policy reads only its own fields: the others may be null.
+// `pitch` >= rows is the number of row places stored per block: the GEMM driver wants a multiple of 16 with
+// the places past `rows` zero; the GEMV driver takes any. A policy reads only its own fields: the others may
+// be null.
 struct ActivationView {
   int rows;
   int pitch;
-  int64_t columns;        // K
-  const int8_t* codes;    // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
-  const float* scales;    // [ceil(K/64)][pitch]       one per row and block of 64
-  const int32_t* sums;    // [ceil(K/64)][pitch][4]    sums of codes per 16 columns
-  const float* values;    // [rows][stride]            x itself, for the float formats
-  int64_t stride;         // floats between rows of `values`
+  int64_t columns;      // K
+  const int8_t* codes;  // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
+  const float* scales;  // [ceil(K/64)][pitch]       one per row and block of 64
+  const int32_t* sums;  // [ceil(K/64)][pitch][4]    sums of codes per 16 columns
+  const float* values;  // [rows][stride]            x itself, for the float formats
+  int64_t stride;       // floats between rows of `values`
 };
 
 // How a format is multiplied (core/format.h says which).
@@ -38,9 +39,9 @@ struct MatmulKernels {
   // Quantises one row of x: places row `row` of a view with the given pitch. codes/scales/sums as above.
   void (*quantize_row)(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
                        int32_t* sums);
-  // y[m * y_stride + (n - 16 * strip_begin)] = sum_k x[m, k] w[n, k] for strips [strip_begin, strip_end), fp32,
-  // n < w.rows. gemv shares one unpack among up to 8 rows and loops for more; gemm needs `scratch` of
-  // scratch_bytes(), 64-byte aligned, private to the caller.
+  // y[m * y_stride + (n - 16 * strip_begin)] = sum_k x[m, k] w[n, k] for strips [strip_begin, strip_end),
+  // fp32, n < w.rows. gemv shares one unpack among up to 8 rows and loops for more; gemm needs `scratch` of
+  // kGemmScratchBytes (core/tuning.h), 64-byte aligned, private to the caller.
   void (*gemv)(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
                int64_t y_stride);
   void (*gemm)(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,

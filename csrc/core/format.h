@@ -1,0 +1,33 @@
+// What the code above the drivers may know about a weight format: its sizes and how its tiles are packed.
+// Filled from formats.def; a format's facts stand in csrc/formats/NAME.h and nowhere else.
+#pragma once
+
+#include <cstdint>
+
+#include "core/kernels.h"
+
+namespace isthmus {
+
+struct FormatInfo {
+  int id;            // ggml type id
+  const char* name;  // ggml's name, lower case: "q4_k"
+  Policy policy;
+  int block_columns;  // K must be a multiple of it (BF16 counts as 2)
+  int block_bytes;    // of one block of one row, in the file and, 16 rows together, in the tile
+
+  // Packs block b of `rows` (1..16) rows, row r at `file + r * row_bytes`, into one tile of 16 * block_bytes;
+  // rows past `rows` become zero bits. False if a fp16 scale is Inf or NaN; the tile is written all the same.
+  bool (*pack_tile)(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile);
+  // The inverse.
+  void (*unpack_tile)(const uint8_t* tile, int rows, uint8_t* file, int64_t row_bytes);
+
+  int64_t tile_bytes() const { return int64_t{16} * block_bytes; }
+  int64_t row_bytes(int64_t columns) const { return columns / block_columns * block_bytes; }
+};
+
+// The format with this ggml id, or null if the core has no kernels for it.
+const FormatInfo* find_format(int id);
+// All of them, in order of id; `count` receives how many.
+const FormatInfo* const* all_formats(int* count);
+
+}  // namespace isthmus

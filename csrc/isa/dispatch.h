@@ -1,0 +1,23 @@
+// Chooses the table of kernels once: the best instruction set that CPU and operating system offer, or the one
+// asked for by name. For one driver all of them give the same bits, so the choice changes speed only.
+#pragma once
+
+#include "core/kernels.h"
+
+namespace isthmus {
+
+// Names of the instruction sets this machine can run, from scalar (always) to the best; `count` receives how
+// many.
+const char* const* runnable_isas(int* count);
+
+// The table in use; the first call takes the best one.
+const KernelTable& kernels();
+
+// Takes the named table for all later calls of kernels(). Throws std::invalid_argument if the name is unknown
+// or the CPU (or the system, for amx) lacks it. Not to be called while a product runs.
+void use_isa(const char* name);
+
+// The named table without making it current (tests); throws as use_isa does.
+const KernelTable& isa_table(const char* name);
+
+}  // namespace isthmus
