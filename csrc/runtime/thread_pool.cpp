@@ -1,0 +1,303 @@
+#include "runtime/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+#include "runtime/topology.h"
+#include "runtime/tuning.h"
+
+namespace isthmus {
+namespace {
+
+constexpr uint32_t kIdle = 0, kBusy = 1, kAwaited = 2;
+
+// What this thread is doing for the pool: nothing (0, -1), holding the session, or running items as `worker`.
+struct Here {
+  int sessions = 0;
+  int worker = -1;
+  void (*entered)() = nullptr;
+};
+thread_local Here here;
+
+int64_t now_us() {
+  using std::chrono::steady_clock;
+  return std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now().time_since_epoch())
+      .count();
+}
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// A worker must not take signals meant for the interpreter's main thread.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+void pin(pthread_t thread, int cpu) {
+  cpu_set_t* set = CPU_ALLOC(cpu + 1);
+  if (set == nullptr) return;
+  const size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(cpu, bytes, set);
+  pthread_setaffinity_np(thread, bytes, set);  // a refusal costs speed only
+  CPU_FREE(set);
+}
+
+struct Start {
+  void (*main)(void* pool, int worker);
+  void* pool;
+  int worker;
+};
+
+}  // namespace
+
+ThreadPool& ThreadPool::instance() {
+  static ThreadPool* pool = [] {
+    auto* created = new ThreadPool();
+    created->start_threads(default_threads());
+    pthread_atfork(nullptr, nullptr, child_after_fork);
+    return created;
+  }();
+  return *pool;
+}
+
+void ThreadPool::child_after_fork() {
+  ThreadPool& pool = instance();
+  pool.threads_lost_ = pool.num_threads() > 1;
+  pool.epoch_ = 0;
+  pool.sleepers_ = 0;
+  pool.callers_.reset();
+  here = Here{};
+}
+
+void ThreadPool::resize(int threads) {
+  if (threads < 1 || threads > tuning::kMaxThreads) {
+    throw std::invalid_argument("threads must be 1 to " + std::to_string(tuning::kMaxThreads) + ", got " +
+                                std::to_string(threads));
+  }
+  Session session;
+  stop_threads();
+  start_threads(threads);
+}
+
+void ThreadPool::start_threads(int threads) {
+  const std::vector<int> cpus = allowed_cpus();
+  // With more threads than cpus a spinning worker takes the core from one that has work.
+  spin_us_ = threads <= usable_cpus() ? tuning::kSpinUs : 0;
+  const bool pinned = threads <= static_cast<int>(cpus.size());
+  threads_lost_ = false;
+  slots_.clear();
+  for (int worker = 0; worker < threads; worker++) slots_.push_back(std::make_unique<Slot>());
+
+  SignalsBlocked blocked;
+  for (int worker = 1; worker < threads; worker++) {
+    auto start = std::make_unique<Start>(Start{
+        [](void* pool, int index) { static_cast<ThreadPool*>(pool)->worker_main(index); }, this, worker});
+    const int error = pthread_create(
+        &slots_[worker]->thread, nullptr,
+        [](void* argument) -> void* {
+          const std::unique_ptr<Start> mine(static_cast<Start*>(argument));
+          mine->main(mine->pool, mine->worker);
+          return nullptr;
+        },
+        start.get());
+    if (error != 0) {
+      num_threads_ = worker;
+      stop_threads();
+      throw std::system_error(error, std::generic_category(),
+                              "cannot start thread " + std::to_string(worker + 1) + " of " +
+                                  std::to_string(threads) + "; ask for fewer threads");
+    }
+    (void)start.release();
+    pthread_setname_np(slots_[worker]->thread, ("isthmus-" + std::to_string(worker)).c_str());
+    // The caller is not pinned (it is somebody else's thread): the scheduler leaves it cpus[0].
+    if (pinned) pin(slots_[worker]->thread, cpus[worker]);
+  }
+  num_threads_ = threads;
+}
+
+void ThreadPool::stop_threads() {
+  if (!threads_lost_ && num_threads() > 1) {
+    stop_.store(true, std::memory_order_seq_cst);
+    epoch_.fetch_add(2, std::memory_order_seq_cst);
+    futex_wake(epoch_, tuning::kMaxThreads);
+    for (int worker = 1; worker < num_threads(); worker++) pthread_join(slots_[worker]->thread, nullptr);
+    stop_ = false;
+  }
+  num_threads_ = 1;
+  if (slots_.size() > 1) slots_.resize(1);
+}
+
+ThreadPool::Session::Session() {
+  if (here.worker >= 0) throw std::logic_error("a pool job tried to start an operator or to resize the pool");
+  if (here.sessions++ == 0) instance().callers_.lock();
+}
+
+ThreadPool::Session::~Session() {
+  if (--here.sessions == 0) instance().callers_.unlock();
+}
+
+void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context) {
+  if (items <= 0) return;
+  grain = std::max<int64_t>(grain, 1);
+  if (here.worker >= 0) {
+    for (int64_t at = 0; at < items; at += grain) body(context, at, std::min(at + grain, items), here.worker);
+    return;
+  }
+  Session session;
+  if (threads_lost_) start_threads(num_threads());
+  body_ = body;
+  context_ = context;
+  grain_ = grain;
+  failed_.store(false, std::memory_order_relaxed);
+  error_ = nullptr;
+
+  if (num_threads() == 1 || items <= grain_) {
+    Slot& slot = *slots_[0];
+    slot.next.store(0, std::memory_order_relaxed);
+    slot.end = items;
+    here.worker = 0;
+    enter_thread();
+    take_items(slot, 0);
+    here.worker = -1;
+  } else {
+    run_together(items);
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::run_together(int64_t items) {
+  const int threads = num_threads();
+  const int64_t chunks = (items + grain_ - 1) / grain_;
+  for (int worker = 0; worker < threads; worker++) {
+    slots_[worker]->next.store(chunks * worker / threads * grain_, std::memory_order_relaxed);
+    slots_[worker]->end = std::min(chunks * (worker + 1) / threads * grain_, items);
+  }
+  epoch_.fetch_add(1, std::memory_order_seq_cst);  // odd: open
+  const int wanted = static_cast<int>(std::min<int64_t>(chunks, threads)) - 1;
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake(epoch_, wanted);
+
+  here.worker = 0;
+  enter_thread();
+  work(0);
+  here.worker = -1;
+
+  epoch_.fetch_add(1, std::memory_order_seq_cst);  // even: nobody enters any more
+  for (int worker = 1; worker < threads; worker++) wait_until_idle(*slots_[worker]);
+}
+
+void ThreadPool::work(int worker) {
+  const int threads = num_threads();
+  for (int i = 0; i < threads; i++) {
+    const int victim = worker + i < threads ? worker + i : worker + i - threads;
+    take_items(*slots_[victim], worker);
+  }
+}
+
+void ThreadPool::take_items(Slot& from, int worker) {
+  try {
+    while (from.next.load(std::memory_order_relaxed) < from.end && !failed_.load(std::memory_order_relaxed)) {
+      const int64_t begin = from.next.fetch_add(grain_, std::memory_order_relaxed);
+      if (begin >= from.end) return;
+      body_(context_, begin, std::min(begin + grain_, from.end), worker);
+    }
+  } catch (...) {
+    if (!failed_.exchange(true)) error_ = std::current_exception();
+  }
+}
+
+void ThreadPool::enter_thread() {
+  void (*hook)() = enter_hook_.load(std::memory_order_acquire);
+  if (hook != nullptr && here.entered != hook) hook();
+  here.entered = hook;
+}
+
+void ThreadPool::worker_main(int worker) {
+  here.worker = worker;
+  Slot& slot = *slots_[worker];
+  uint32_t seen = 0;
+  for (;;) {
+    wait_for_job(slot, seen);
+    if (stop_.load(std::memory_order_acquire)) return;
+    // Say "inside", then look whether the job is still open; the caller closes it, then looks who is inside.
+    // In the one order of sequentially consistent operations either we see it closed or the caller sees us.
+    slot.busy.store(kBusy, std::memory_order_seq_cst);
+    const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
+    if (epoch & 1) {
+      seen = epoch;
+      enter_thread();
+      work(worker);
+    }
+    if (slot.busy.exchange(kIdle, std::memory_order_seq_cst) == kAwaited) futex_wake(slot.busy, 1);
+  }
+}
+
+// Returns true as soon as done() holds; false when it is time to sleep instead.
+template <class Done>
+bool ThreadPool::spin(Slot& slot, Done done) {
+  if (done()) return true;
+  if (spin_us_ == 0) return false;
+  if (slot.waits_without_spin > 0) {
+    slot.waits_without_spin--;
+    return false;
+  }
+  const int64_t start = now_us();
+  for (;;) {
+    for (int i = 0; i < 16; i++) {
+      if (done()) return true;
+      cpu_relax();
+    }
+    const int64_t before = now_us();
+    if (before - start > spin_us_) return false;
+    sched_yield();
+    if (now_us() - before > tuning::kYieldLostUs) {
+      slot.waits_without_spin = tuning::kWaitsWithoutSpin;
+      return done();
+    }
+  }
+}
+
+void ThreadPool::wait_for_job(Slot& slot, uint32_t seen) {
+  const auto woken = [&] {
+    const uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    return ((epoch & 1) && epoch != seen) || stop_.load(std::memory_order_acquire);
+  };
+  if (spin(slot, woken)) return;
+  for (;;) {
+    // Counted before the kernel compares the word: whoever changes it later sees a sleeper to wake.
+    const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
+    if (woken()) return;
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    futex_wait(epoch_, epoch);
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void ThreadPool::wait_until_idle(Slot& slot) {
+  const auto idle = [&] { return slot.busy.load(std::memory_order_seq_cst) == kIdle; };
+  if (spin(*slots_[0], idle)) return;
+  uint32_t busy = kBusy;
+  slot.busy.compare_exchange_strong(busy, kAwaited, std::memory_order_seq_cst);
+  while (slot.busy.load(std::memory_order_seq_cst) == kAwaited) futex_wait(slot.busy, kAwaited);
+}
+
+}  // namespace isthmus
