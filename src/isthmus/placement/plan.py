@@ -1,0 +1,118 @@
+"""The plan: what a model takes on this machine, and how long its context may be. Pure.
+
+Made from the file's header, so a model that does not fit is refused before any weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
+from isthmus.errors import MalformedFileError, NotEnoughMemoryError, UsageError
+from isthmus.placement.cost import kv_token_bytes, weight_bytes
+from isthmus.placement.machine import Machine
+
+if TYPE_CHECKING:
+    from isthmus.weights.source import WeightSource
+
+GIB = 1 << 30
+
+# The interpreter with torch and the tokenizer's tables: 0.3 to 0.5 GiB resident, whatever the model.
+PROCESS_BYTES = GIB // 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes on the CPU by purpose, and what they allow."""
+
+    context_tokens: int  # of one request
+    threads: int
+    weight_bytes: int
+    kv_token_bytes: int
+    num_blocks: int  # of the paged cache, BLOCK_TOKENS each
+    scratch_bytes: int  # activations of one step, logits, the process itself
+    available_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * BLOCK_TOKENS * self.kv_token_bytes
+
+    @property
+    def need_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.scratch_bytes
+
+
+def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
+    """The plan for one model.
+
+    Raises NotEnoughMemoryError; UsageError for a context beyond the model's; MalformedFileError for metadata
+    that cannot be planned with.
+    """
+    metadata = source.metadata
+    trained = context_length(metadata)
+    if options.context_tokens is not None and options.context_tokens > trained:
+        raise UsageError(
+            f"a context of {options.context_tokens} tokens is asked for; this model's limit is {trained}"
+        )
+    weights = weight_bytes(source)
+    token_bytes = kv_token_bytes(metadata, options.kv_dtype)
+    scratch = PROCESS_BYTES + _step_bytes(metadata, options.chunk_tokens)
+    wanted = options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS)
+    # in blocks
+    room = (machine.available_bytes - weights - scratch) // max(1, BLOCK_TOKENS * token_bytes)
+    if options.context_tokens is None and 0 < room * BLOCK_TOKENS < wanted:
+        wanted = room * BLOCK_TOKENS  # a shorter context is better than none; the command line prints it
+    made = Plan(
+        context_tokens=wanted,
+        threads=options.threads or machine.cores,
+        weight_bytes=weights,
+        kv_token_bytes=token_bytes,
+        num_blocks=-(-wanted // BLOCK_TOKENS),
+        scratch_bytes=scratch,
+        available_bytes=machine.available_bytes,
+    )
+    if made.need_bytes > made.available_bytes:
+        raise _refusal(made)
+    return made
+
+
+def context_length(metadata: Mapping[str, Any]) -> int:
+    """Tokens the model was trained for."""
+    key = f"{metadata.get('general.architecture')}.context_length"
+    value = metadata.get(key)
+    if not isinstance(value, int) or not 2 <= value < 1 << 40:
+        raise MalformedFileError(f"the file's metadata has {key} = {value!r}; a number of tokens is needed")
+    return value
+
+
+def _step_bytes(metadata: Mapping[str, Any], rows: int) -> int:
+    """Activations of a step in fp32, from above: 16 of the hidden width, 3 of the chosen experts' width."""
+    architecture = metadata.get("general.architecture")
+
+    def count(key: str) -> int:
+        value = metadata.get(f"{architecture}.{key}", 0)
+        return value if isinstance(value, int) else max(value, default=0)
+
+    inner = max(
+        count("feed_forward_length"),
+        (count("expert_used_count") + count("expert_shared_count")) * count("expert_feed_forward_length"),
+    )
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    return 4 * rows * (16 * count("embedding_length") + 3 * inner) + 16 * len(tokens)
+
+
+def _refusal(made: Plan) -> NotEnoughMemoryError:
+    need, have = made.need_bytes / GIB, made.available_bytes / GIB
+    weights, cache, working = (n / GIB for n in (made.weight_bytes, made.kv_bytes, made.scratch_bytes))
+    remedy = "a smaller model or quantisation"
+    if made.weight_bytes + made.scratch_bytes < made.available_bytes:
+        remedy = "a shorter context (--ctx)"
+    return NotEnoughMemoryError(
+        f"not enough memory: the model needs {need:.1f} GiB (weights {weights:.1f}, cache for "
+        f"{made.context_tokens} tokens {cache:.1f}, working memory {working:.1f}), {have:.1f} GiB are "
+        f"available; try {remedy}",
+        need_bytes=made.need_bytes,
+        have_bytes=made.available_bytes,
+    )
