@@ -58,11 +58,12 @@ struct Act {
   float limit = 0;                                     // > 0: gate <= limit, |up| <= limit before the product
 };
 
-// What works on rows of fp32 x rather than on weights; rows/rows.h defines the argument structs.
+// What works on rows of fp32 x rather than on weights; rows/args.h defines the argument structs.
 struct RmsNormArgs;
 struct RopeWriteArgs;
+struct LatentWriteArgs;
+struct ReadRowsArgs;
 struct AttentionArgs;
-struct MlaAttentionArgs;
 struct RouterArgs;
 
 struct RowKernels {
@@ -72,8 +73,11 @@ struct RowKernels {
   // y[i] += w * x[i], one fma each.
   void (*axpy)(float w, const float* x, int64_t n, float* y);
   void (*rope_write)(const RopeWriteArgs& a, int64_t row_begin, int64_t row_end);
+  void (*latent_write)(const LatentWriteArgs& a, int64_t row_begin, int64_t row_end);
+  void (*read_rows)(const ReadRowsArgs& a, int64_t row_begin, int64_t row_end);
+  // GQA, absorbed MLA and plain attention alike; merge joins what several items computed of one row.
   void (*attention)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
-  void (*mla_attention)(const MlaAttentionArgs& a, int64_t item_begin, int64_t item_end);
+  void (*attention_merge)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
   void (*router_topk)(const RouterArgs& a, int64_t row_begin, int64_t row_end);
 };
 

@@ -45,10 +45,12 @@ ISTHMUS_INLINE i32v first_lanes(int n) {
           _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), index)};
 }
 ISTHMUS_INLINE f32v load_part(const float* p, int n) {
+  if (n == 16) return load(p);
   const i32v mask = first_lanes(n);
   return {_mm256_maskload_ps(p, mask.lo), n > 8 ? _mm256_maskload_ps(p + 8, mask.hi) : _mm256_setzero_ps()};
 }
 ISTHMUS_INLINE void store_part(float* p, f32v a, int n) {
+  if (n == 16) return store(p, a);
   const i32v mask = first_lanes(n);
   _mm256_maskstore_ps(p, mask.lo, a.lo);
   if (n > 8) _mm256_maskstore_ps(p + 8, mask.hi, a.hi);
@@ -129,6 +131,7 @@ ISTHMUS_INLINE f32v load_bf16(const uint16_t* p) {
           widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 ISTHMUS_INLINE f32v load_bf16_part(const uint16_t* p, int n) {
+  if (n == 16) return load_bf16(p);
   uint16_t full[16] = {};
   memcpy(full, p, static_cast<size_t>(n) * sizeof(uint16_t));
   return load_bf16(full);
@@ -138,6 +141,7 @@ ISTHMUS_INLINE void store_bf16(uint16_t* p, f32v a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 ISTHMUS_INLINE void store_bf16_part(uint16_t* p, f32v a, int n) {
+  if (n == 16) return store_bf16(p, a);
   uint16_t full[16];
   store_bf16(full, a);
   memcpy(p, full, static_cast<size_t>(n) * sizeof(uint16_t));

@@ -57,11 +57,13 @@ ISTHMUS_INLINE f32v lane_index() {
 }
 
 ISTHMUS_INLINE f32v load_part(const float* p, int n) {
+  if (n == 16) return load(p);
   f32v r = zero();
   memcpy(r.v, p, static_cast<size_t>(n) * sizeof(float));
   return r;
 }
 ISTHMUS_INLINE void store_part(float* p, f32v a, int n) {
+  if (n == 16) return store(p, a);
   memcpy(p, a.v, static_cast<size_t>(n) * sizeof(float));
 }
 
@@ -176,6 +178,7 @@ ISTHMUS_INLINE f32v load_bf16(const uint16_t* p) {
   return as_f32(r);
 }
 ISTHMUS_INLINE f32v load_bf16_part(const uint16_t* p, int n) {
+  if (n == 16) return load_bf16(p);
   uint16_t full[16] = {};
   memcpy(full, p, static_cast<size_t>(n) * sizeof(uint16_t));
   return load_bf16(full);
@@ -189,6 +192,7 @@ ISTHMUS_INLINE void store_bf16(uint16_t* p, f32v a) {  // to nearest even; NaN s
   }
 }
 ISTHMUS_INLINE void store_bf16_part(uint16_t* p, f32v a, int n) {
+  if (n == 16) return store_bf16(p, a);
   uint16_t full[16];
   store_bf16(full, a);
   memcpy(p, full, static_cast<size_t>(n) * sizeof(uint16_t));

@@ -1,0 +1,173 @@
+// Attention over keys in blocks: an item's query rows against its splits of the keys, and the merging of
+// splits.
+//
+// The result of a query row is defined without regard to who computes it: keys in blocks of 64 aligned to
+// position 0, the softmax state of every 512 keys built alone, states merged in order. GQA, absorbed MLA (one
+// kv head, all query heads, v inside k) and plain attention over contiguous keys are the same code.
+#pragma once
+
+#include "rows/args.h"
+#include "rows/attention_block.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+// The item's query rows in order (row, head), heads innermost: rows at rising positions, so that those with
+// any key in a block are neighbours.
+struct AttentionTask {
+  const AttentionArgs& a;
+  const AttentionItem& item;
+  float* keys;    // [qk_dim][64] of the present block
+  float* values;  // [64][padded]
+  float* scores;  // [query rows][64]
+  float* split;   // [query rows] states of the present split
+  float* total;   // [query rows] states of the splits before
+  int64_t padded, state_floats;
+
+  ISTHMUS_INLINE AttentionTask(const AttentionArgs& a, const AttentionItem& item)
+      : a(a), item(item), padded(padded_dim(a.v_dim)), state_floats(attention_state_floats(a.v_dim)) {
+    const int rows = attention_tile_rows(a.qk_dim, a.v_dim);
+    keys = a.scratch;
+    values = keys + int64_t{kBlockTokens} * a.qk_dim;
+    scores = values + kBlockTokens * padded;
+    split = scores + int64_t{kBlockTokens} * rows;
+    total = split + rows * state_floats;
+  }
+
+  ISTHMUS_INLINE int num_queries() const { return item.rows * item.heads; }
+  ISTHMUS_INLINE const float* query(int i) const {
+    return a.q + (item.row + i / item.heads) * a.q_row_stride +
+           (item.head + i % item.heads) * a.q_head_stride;
+  }
+  ISTHMUS_INLINE SoftmaxState state(float* states, int i) const {
+    return {states + i * state_floats, padded};
+  }
+  // Keys [first, last) that row `row` of the item sees.
+  ISTHMUS_INLINE int64_t last_key(int row) const { return int64_t{a.positions[item.row + row]} + 1; }
+  ISTHMUS_INLINE int64_t first_key(int row) const {
+    return a.window > 0 && last_key(row) > a.window ? last_key(row) - a.window : 0;
+  }
+
+  // Widens block `block`, its first `count` keys.
+  ISTHMUS_INLINE void load_block(int64_t block, int count) const {
+    const KeyValueView& kv = a.kv;
+    const int64_t place =
+        a.block_tables == nullptr ? block : a.block_tables[a.sequences[item.row] * a.max_blocks + block];
+    const int64_t k_at = place * kv.k_block_stride + item.kv_head * kv.k_head_stride;
+    const int64_t v_at = place * kv.v_block_stride + item.kv_head * kv.v_head_stride;
+    for (int key = 0; key < kBlockTokens; key += 16) {
+      if (key >= count && key % (16 * kWide) == 0) break;  // score_tile reads whole tiles
+      transpose_keys(kv.k, kv.type, k_at + key * kv.k_token_stride, kv.k_token_stride, count - key, a.qk_dim,
+                     keys + key);
+    }
+    widen_values(kv.v, kv.type, v_at, kv.v_token_stride, count, a.v_dim, values);
+  }
+
+  // Scores, softmax step and values of NR neighbouring queries from `first`, each with its own range of keys.
+  template <int NR>
+  inline void attend(int first, int64_t block_begin, int count) const {
+    const float* q[NR];
+    float* s[NR];
+    float* o[NR];
+    int begin[NR], end[NR], common_begin = 0, common_end = kBlockTokens;
+    for (int r = 0; r < NR; r++) {
+      q[r] = query(first + r);
+      s[r] = scores + int64_t{kBlockTokens} * (first + r);
+      o[r] = split + (first + r) * state_floats;
+      const int row = (first + r) / item.heads;
+      const int64_t from = first_key(row) - block_begin, to = last_key(row) - block_begin;
+      begin[r] = from > 0 ? static_cast<int>(from) : 0;
+      end[r] = to < kBlockTokens ? static_cast<int>(to) : kBlockTokens;
+      if (begin[r] > common_begin) common_begin = begin[r];
+      if (end[r] < common_end) common_end = end[r];
+    }
+    for (int key = 0; key < count; key += 16 * kWide) {
+      float* at[NR];
+      for (int r = 0; r < NR; r++) at[r] = s[r] + key;
+      score_tile<NR>(q, keys + key, a.qk_dim, at);
+    }
+    for (int r = 0; r < NR; r++) state(split, first + r).take(s[r], a.scale, begin[r], end[r]);
+    // A key that only some of the rows see must not touch the others: 0 times its value may be NaN or -0.
+    if (common_begin > common_end) common_begin = common_end;
+    for (int r = 0; r < NR; r++) {
+      const int stop = end[r] < common_begin ? end[r] : common_begin;
+      add_values<1>(s + r, values, padded, begin[r], stop, o + r);
+    }
+    add_values<NR>(s, values, padded, common_begin, common_end, o);
+    for (int r = 0; r < NR; r++) {
+      const int start = begin[r] > common_end ? begin[r] : common_end;
+      add_values<1>(s + r, values, padded, start, end[r], o + r);
+    }
+  }
+
+  inline void attend_block(int64_t block) const {
+    const int64_t block_begin = block * kBlockTokens;
+    int row_begin = 0, row_end = item.rows;
+    while (row_begin < row_end && last_key(row_begin) <= block_begin) row_begin++;
+    while (row_begin < row_end && first_key(row_end - 1) >= block_begin + kBlockTokens) row_end--;
+    if (row_begin == row_end) return;
+    const int64_t left = last_key(row_end - 1) - block_begin;
+    const int count = left < kBlockTokens ? static_cast<int>(left) : kBlockTokens;
+    load_block(block, count);
+    int i = row_begin * item.heads;
+    const int queries = row_end * item.heads;
+    for (; i + kQueryRows <= queries; i += kQueryRows) attend<kQueryRows>(i, block_begin, count);
+    switch (queries - i) {
+      case 3:
+        return attend<3>(i, block_begin, count);
+      case 2:
+        return attend<2>(i, block_begin, count);
+      case 1:
+        return attend<1>(i, block_begin, count);
+      default:
+        return;
+    }
+  }
+
+  ISTHMUS_INLINE void finish(float* states) const {
+    for (int i = 0; i < num_queries(); i++) {
+      const int64_t row = item.row + i / item.heads, head = item.head + i % item.heads;
+      state(states, i).finish(a.sinks == nullptr ? nullptr : a.sinks + head, a.v_dim,
+                              a.out + row * a.out_row_stride + head * a.out_head_stride);
+    }
+  }
+
+  inline void run() const {
+    const int queries = num_queries();
+    const bool one_split = item.split_end - item.split_begin == 1;
+    for (int i = 0; i < queries && !one_split; i++) state(total, i).clear();
+    constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
+    const int64_t first_block = first_key(0) / kBlockTokens;
+    const int64_t end_block = (last_key(item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
+    for (int64_t s = item.split_begin; s < item.split_end; s++) {
+      for (int i = 0; i < queries; i++) state(split, i).clear();
+      for (int64_t block = s * kSplitBlocks; block < (s + 1) * kSplitBlocks; block++) {
+        if (block >= first_block && block < end_block) attend_block(block);
+      }
+      for (int i = 0; i < queries && !one_split; i++) state(total, i).merge(state(split, i));
+    }
+    float* states = one_split ? split : total;
+    if (item.partial < 0) return finish(states);
+    memcpy(a.partials + item.partial, states, static_cast<size_t>(queries * state_floats) * sizeof(float));
+  }
+};
+
+inline void attention(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
+  for (int64_t i = item_begin; i < item_end; i++) AttentionTask(a, a.items[i]).run();
+}
+
+// The items' splits stand one after the other from `partial`; merges them into the first and finishes.
+inline void attention_merge(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
+  for (int64_t i = item_begin; i < item_end; i++) {
+    const AttentionTask task(a, a.items[i]);
+    const int queries = task.num_queries();
+    float* first = a.partials + a.items[i].partial;
+    for (int split = 1; split < a.items[i].split_end - a.items[i].split_begin; split++) {
+      for (int q = 0; q < queries; q++) {
+        task.state(first, q).merge(task.state(first + split * queries * task.state_floats, q));
+      }
+    }
+    task.finish(first);
+  }
+}
+
+}  // namespace isthmus::ISTHMUS_ISA
