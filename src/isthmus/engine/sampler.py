@@ -75,7 +75,7 @@ class Sampler:
     def _draw(self, logits: Tensor) -> int:
         params = self.params
         ids, weights = survivors(logits, params.temperature, params.top_k, params.top_p, params.min_p)
-        cumulative = weights.cumsum(0)
+        cumulative = weights.cumsum(0, dtype=torch.float64)
         point = self._random.random() * float(cumulative[-1])
         index = int(torch.searchsorted(cumulative, point, right=True))
         return int(ids[min(index, len(ids) - 1)])  # rounding may put the point on the end itself
@@ -94,27 +94,27 @@ def check_finite(logits: Tensor) -> None:
 def survivors(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Ids that may be drawn and their weights f64 (not normalised), most probable first.
+    """Ids that may be drawn and their weights f32 (not normalised). logits: [vocab] f32.
 
-    logits: [vocab] f32. Without top_k and top_p no order is needed, and the ids come ascending.
+    The most probable come first; without top_k and top_p no order is needed, and the ids ascend.
     """
     vocab_size = len(logits)
     # Weight 1 for the largest: nothing overflows, and min_p is a bound on the weight itself.
-    weights = ((logits.double() - logits.max().double()) / temperature).exp_()
-    if top_k == 0 and top_p == 1.0:
+    weights = ((logits - logits.max()) / temperature).exp_()
+    top_k = min(top_k, vocab_size) or vocab_size
+    if top_k == vocab_size and top_p == 1.0:
         if min_p == 0.0:
             return torch.arange(vocab_size), weights
         ids = (weights >= min_p).nonzero().squeeze(1)
         return ids, weights[ids]
 
-    top_k = min(top_k, vocab_size) if top_k else vocab_size
-    whole = float(weights.sum()) if top_k == vocab_size else None
-    pool = min(max(POOL_TOKENS, top_k if top_k < vocab_size else 0), vocab_size)
+    pool = min(POOL_TOKENS, vocab_size) if top_k == vocab_size else top_k
     while True:
         ids = largest(logits, pool)
-        kept = weights[ids[:top_k]]
-        count = _nucleus(kept, top_p * (whole if whole is not None else float(kept.sum())))
-        if count < len(kept) or len(kept) == top_k or pool == vocab_size:
+        kept = weights[ids]
+        mass = float((kept if pool == top_k else weights).sum(dtype=torch.float64))  # of what top_k leaves
+        count = _nucleus(kept, top_p * mass) if top_p < 1.0 else pool
+        if count < pool or pool == top_k:
             break
         pool = min(pool * POOL_GROWTH, vocab_size)
     count = min(count, int((kept >= min_p).sum())) if min_p > 0.0 else count
@@ -141,5 +141,5 @@ def largest(logits: Tensor, count: int) -> Tensor:
 
 def _nucleus(weights: Tensor, mass: float) -> int:
     """How many of the descending weights reach `mass` together: at least 1, all of them if they do not."""
-    reached = int(torch.searchsorted(weights.cumsum(0), mass))
+    reached = int(torch.searchsorted(weights.cumsum(0, dtype=torch.float64), mass))
     return min(reached + 1, len(weights))

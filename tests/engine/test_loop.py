@@ -1,0 +1,193 @@
+"""The step loop over a fake executor: the token after t is t + 1, so every answer can be read off."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from isthmus.engine.loop import StepLoop
+from isthmus.engine.request import Output, Request, SamplingParams
+from isthmus.engine.scheduler import Scheduler, SequenceSlice, StepPlan
+from isthmus.errors import ContextLengthError, UsageError
+
+VOCAB = 100
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Counting:
+    """Logits that make the successor of the last token the most probable. `fault` may spoil a slice's row."""
+
+    def __init__(self, fault: Callable[[SequenceSlice, Tensor], None] = lambda part, row: None) -> None:
+        self.fault = fault
+        self.plans: list[StepPlan] = []
+
+    def execute(self, plan: StepPlan) -> Tensor:
+        self.plans.append(plan)
+        wanting = [part for part in plan.slices if part.wants_logits]
+        logits = torch.zeros(len(wanting), VOCAB)
+        for part, row in zip(wanting, logits, strict=True):
+            row[(part.sequence.tokens[-1] + 1) % VOCAB] = 1.0
+            self.fault(part, row)
+        return logits
+
+
+def loop(executor: Counting | None = None, context: int = 32, chunk: int = 8, running: int = 1) -> StepLoop:
+    scheduler = Scheduler(running * context // 4, 4, context, chunk, max_running=running)
+    return StepLoop(executor or Counting(), scheduler, VOCAB)
+
+
+def run(engine: StepLoop) -> list[Output]:
+    events = []
+    for _ in range(1000):
+        if not engine.has_work:
+            return events
+        events += engine.step()
+    raise AssertionError("the loop does not end")
+
+
+def greedy(max_tokens: int | None = None) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def test_an_answer_of_max_tokens() -> None:
+    engine = loop()
+    engine.add(Request("a", [10, 11], greedy(3)))
+    assert run(engine) == [
+        Output("a", 12, None, None, 2, 1),
+        Output("a", 13, None, None, 2, 2),
+        Output("a", 14, "length", None, 2, 3),
+    ]
+
+
+def test_a_stop_token_ends_the_answer_and_is_no_part_of_it() -> None:
+    engine = loop()
+    engine.add(Request("a", [10], GREEDY, stop_ids=frozenset({13})))
+    assert [(event.token, event.finish_reason) for event in run(engine)] == [
+        (11, None),
+        (12, None),
+        (None, "stop"),
+    ]
+
+
+def test_a_full_context_ends_with_length() -> None:
+    engine = loop(context=8)
+    engine.add(Request("a", [1, 2, 3, 4, 5], GREEDY))
+    events = run(engine)
+    assert [event.token for event in events] == [6, 7, 8]  # 5 + 3 = 8
+    assert events[-1].finish_reason == "length"
+
+
+def test_a_long_prompt_takes_silent_steps_and_its_progress_can_be_asked() -> None:
+    engine = loop(chunk=8)
+    engine.add(Request("a", list(range(20)), greedy(1)))
+    seen = []
+    while engine.has_work:
+        events = engine.step()
+        seen.append((engine.num_computed("a"), len(events)))
+    assert seen == [(8, 0), (16, 0), (0, 1)]  # finished: no longer known
+
+
+@pytest.mark.parametrize("length", [32, 33, 500])
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(length: int) -> None:
+    engine = loop(context=32)
+    with pytest.raises(ContextLengthError, match=f"{length} tokens; a context of 32 takes 31") as caught:
+        engine.add(Request("a", [1] * length, GREEDY))
+    assert (caught.value.num_prompt_tokens, caught.value.context_tokens) == (length, 32)
+    assert not engine.has_work
+    engine.add(Request("a", [1] * 31, GREEDY))  # and the id is not burnt
+    assert [event.finish_reason for event in run(engine)] == ["length"]
+
+
+def test_token_ids_the_model_has_not_are_refused() -> None:
+    engine = loop()
+    with pytest.raises(UsageError, match="the prompt has token id 100; the model's are 0 to 99"):
+        engine.add(Request("a", [5, 100], GREEDY))
+    with pytest.raises(UsageError, match="token id -1"):
+        engine.add(Request("a", [-1, 5], GREEDY))
+    with pytest.raises(UsageError, match="logit_bias has token id 200"):
+        engine.add(Request("a", [5], SamplingParams(logit_bias={200: 1.0})))
+
+
+def test_an_id_in_use_is_refused() -> None:
+    engine = loop()
+    engine.add(Request("a", [1], GREEDY))
+    with pytest.raises(UsageError, match="'a' is in use"):
+        engine.add(Request("a", [2], GREEDY))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])
+def test_a_cancelled_request_leaves_at_once_wherever_it_is(steps: int) -> None:
+    """0 waiting, 1 in its prefill, 3 and 6 decoding; the next one starts in the same step."""
+    executor = Counting()
+    engine = loop(executor)
+    engine.add(Request("a", list(range(18)), GREEDY))
+    engine.add(Request("b", [50], greedy(1)))
+    for _ in range(steps):
+        engine.step()
+    engine.cancel("a")
+    events = engine.step()
+    assert [(event.request_id, event.finish_reason) for event in events] == [
+        ("a", "cancelled"),
+        ("b", "length"),
+    ]
+    assert [part.sequence.request.id for part in executor.plans[-1].slices] == ["b"]
+    engine.cancel("a")  # gone: nothing happens
+    assert not engine.has_work
+
+
+def test_a_failing_step_ends_its_requests_and_no_other() -> None:
+    def fail(part: SequenceSlice, row: Tensor) -> None:
+        if part.sequence.request.id == "bad":
+            raise RuntimeError("tile 7 is broken")
+
+    engine = loop(Counting(fail))
+    engine.add(Request("bad", [1], GREEDY))
+    engine.add(Request("good", [2], greedy(2)))
+    events = run(engine)
+    assert events[0].finish_reason == "error"
+    assert events[0].error == "the step failed: RuntimeError: tile 7 is broken"
+    assert [event.token for event in events[1:]] == [3, 4]
+
+
+def test_logits_that_are_not_finite_end_one_request_of_a_batch() -> None:
+    def spoil(part: SequenceSlice, row: Tensor) -> None:
+        if part.sequence.request.id == "bad" and part.start > 0:
+            row[3] = float("nan")
+
+    engine = loop(Counting(spoil), running=2)
+    engine.add(Request("bad", [1], greedy(5)))
+    engine.add(Request("good", [2], greedy(3)))
+    events = run(engine)
+    bad = [event for event in events if event.request_id == "bad"]
+    assert [event.finish_reason for event in bad] == [None, "error"]
+    assert "not finite" in str(bad[-1].error)
+    assert [event.token for event in events if event.request_id == "good"] == [3, 4, 5]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 6), st.integers(0, 12)), min_size=1, max_size=6),
+)
+def test_every_request_ends_once_and_counts_on(running: int, jobs: list[tuple[int, int, int]]) -> None:
+    """Jobs are (prompt, answer, step at which it is cancelled); the answer to 0..n-1 counts on from n."""
+    engine = loop(running=running)
+    for number, (prompt, answer, _) in enumerate(jobs):
+        engine.add(Request(str(number), list(range(prompt)), greedy(answer)))
+    events: list[Output] = []
+    step = 0
+    while engine.has_work:
+        for number, (_, _, cancelled_at) in enumerate(jobs):
+            if cancelled_at == step + 1:
+                engine.cancel(str(number))
+        events += engine.step()
+        step += 1
+    for number, (prompt, answer, _) in enumerate(jobs):
+        mine = [event for event in events if event.request_id == str(number)]
+        assert [event.finish_reason is not None for event in mine] == [False] * (len(mine) - 1) + [True]
+        tokens = [event.token for event in mine if event.token is not None]
+        assert tokens == list(range(prompt, prompt + len(tokens)))
+        assert len(tokens) == answer or mine[-1].finish_reason == "cancelled"

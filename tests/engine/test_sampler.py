@@ -1,0 +1,169 @@
+"""The sampler against the definition over the whole sorted vocabulary, and the penalties by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from isthmus.engine import sampler as module
+from isthmus.engine.request import SamplingParams
+from isthmus.engine.sampler import Sampler, SamplingError, largest, survivors
+
+
+def by_definition(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> dict[int, float]:
+    """id -> probability, written down plainly: sort everything, keep k, keep the nucleus, keep min_p."""
+    values = logits.double().numpy()
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    kept = order[: top_k or len(order)]
+    weights = np.exp((values[kept] - values[kept[0]]) / temperature)
+    share = weights / weights.sum()
+    before = np.concatenate([[0.0], np.cumsum(share)[:-1]])
+    chosen = [
+        (i, w)
+        for i, w, mass in zip(kept, weights, before, strict=True)
+        if (top_p == 1 or mass < top_p) and w >= min_p
+    ]
+    total = sum(w for _, w in chosen)
+    return {i: w / total for i, w in chosen}
+
+
+def distribution(logits: Tensor, *filters: float) -> dict[int, float]:
+    ids, weights = survivors(logits, *filters)  # type: ignore[arg-type]
+    return dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+# Sharp (the pool settles it), flat (a nucleus of thousands: the pool must grow), and with ties at every edge.
+SHARP = torch.randn(50_000, generator=torch.Generator().manual_seed(1)) * 4
+FLAT = torch.randn(50_000, generator=torch.Generator().manual_seed(2)) * 0.1
+TIED = torch.randint(0, 12, (5_000,), generator=torch.Generator().manual_seed(3)).float()
+SMALL = torch.tensor([0.0, 3.0, 1.0, 3.0, -2.0])
+
+
+@pytest.mark.parametrize("logits", [SHARP, FLAT, TIED, SMALL], ids=["sharp", "flat", "tied", "small"])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 40, 0.95, 0.05),
+        (1.0, 0, 0.9, 0.0),
+        (1.3, 0, 0.999, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 700, 0.8, 0.0),
+        (1.0, 0, 1.0, 0.2),
+        (5.0, 0, 0.5, 0.01),
+        (1.0, 1_000_000, 1.0, 0.0),
+    ],
+)
+def test_the_survivors_are_those_of_the_definition(
+    logits: Tensor, filters: tuple[float, int, float, float]
+) -> None:
+    expected = by_definition(logits, *filters)
+    got = distribution(logits, *filters)
+    # A token right at the edge of the nucleus may fall either way by rounding.
+    differing = got.keys() ^ expected.keys()
+    assert len(differing) <= 1
+    assert sum(expected.get(i, got.get(i, 0.0)) for i in differing) < 1e-4
+    worst = max(abs(got[i] - expected[i]) for i in got.keys() & expected.keys())
+    assert worst < (1e-4 if differing else 1e-6)  # weights are fp32
+
+
+def test_a_nucleus_of_thousands_is_found_though_the_pool_starts_with_hundreds() -> None:
+    ids, _ = survivors(FLAT, 1.0, 0, 0.9, 0.0)
+    assert len(ids) > 10 * module.POOL_TOKENS
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=400), st.integers(1, 400))
+def test_largest_is_the_head_of_a_stable_sort(values: list[int], count: int) -> None:
+    expected = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
+    assert largest(torch.tensor(values).float(), min(count, len(values))).tolist() == expected
+
+
+def test_a_large_vocabulary_is_never_sorted_to_find_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 152,064 random logits at most 1,000 are sorted to find 256."""
+    sizes = []
+    plain_sort = torch.Tensor.sort
+
+    def counting_sort(self: Tensor, *args: object, **options: object) -> object:
+        sizes.append(len(self))
+        return plain_sort(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.Tensor, "sort", counting_sort)
+    logits = torch.randn(152_064, generator=torch.Generator().manual_seed(4))
+    largest(logits, 256)
+    assert sizes
+    assert max(sizes) <= 1000
+
+
+def test_greedy_takes_the_largest_and_the_lower_id_of_equals() -> None:
+    assert Sampler(SamplingParams(temperature=0.0), [], 5).sample(SMALL) == 1
+    assert Sampler(SamplingParams(temperature=1e-6), [], 5).sample(SMALL) == 1
+
+
+def test_draws_follow_the_distribution() -> None:
+    """ln 1, ln 2, ln 5: an eighth, a quarter, five eighths; within 3 standard errors of 4,000 draws."""
+    logits = torch.tensor([1.0, 2.0, 5.0]).log()
+    chooser = Sampler(SamplingParams(seed=0), [], 3)
+    counts = np.bincount([chooser.sample(logits) for _ in range(4000)], minlength=3) / 4000
+    for got, expected in zip(counts, [1 / 8, 2 / 8, 5 / 8], strict=True):
+        assert abs(got - expected) < 3 * math.sqrt(expected * (1 - expected) / 4000)
+
+
+def test_a_seed_repeats_and_another_differs() -> None:
+    def draws(seed: int | None) -> list[int]:
+        chooser = Sampler(SamplingParams(seed=seed, top_p=0.9), [], len(FLAT))
+        return [chooser.sample(FLAT) for _ in range(8)]
+
+    assert draws(7) == draws(7)
+    assert draws(7) != draws(8)
+    assert draws(None) != draws(None)
+
+
+def test_the_repetition_penalty_counts_prompt_and_answer() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    chooser = Sampler(params, prompt=[0], vocab_size=4)
+    logits = torch.tensor([3.0, 2.0, 1.4, -1.0])  # 3 / 2 = 1.5 < 2
+    assert chooser.sample(logits) == 1
+    assert chooser.sample(logits) == 0  # 1.5 against 2 / 2 and 1.4
+    negative = torch.tensor([-1.0, -1.0, -1.5, -5.0])  # seen and below 0: multiplied, -2
+    assert chooser.sample(negative) == 2
+
+
+def test_frequency_counts_each_time_and_presence_once() -> None:
+    frequency = Sampler(SamplingParams(temperature=0.0, frequency_penalty=1.0), [0, 0, 0], 2)
+    logits = torch.tensor([2.5, 0.0])
+    assert [frequency.sample(logits) for _ in range(4)] == [
+        0,
+        0,
+        0,
+        1,
+    ]  # 2.5, 1.5, 0.5, -0.5; the prompt is free
+    presence = Sampler(SamplingParams(temperature=0.0, presence_penalty=1.0), [], 2)
+    assert [presence.sample(logits) for _ in range(4)] == [0, 0, 0, 0]  # 2.5, then 1.5 for ever
+
+
+def test_logit_bias_forces_and_bans() -> None:
+    assert Sampler(SamplingParams(temperature=0.0, logit_bias={4: 100.0}), [], 5).sample(SMALL) == 4
+    banned = Sampler(SamplingParams(temperature=0.0, logit_bias={1: -100.0, 3: -100.0}), [], 5)
+    assert banned.sample(SMALL) == 2
+
+
+def test_the_logits_given_are_not_changed() -> None:
+    logits = SMALL.clone()
+    Sampler(SamplingParams(repetition_penalty=2.0, logit_bias={1: -5.0}, top_p=0.5), [1], 5).sample(logits)
+    assert torch.equal(logits, SMALL)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error_not_random_text(bad: float, temperature: float) -> None:
+    logits = torch.zeros(1000)
+    logits[567] = bad
+    with pytest.raises(SamplingError, match="not finite"):
+        Sampler(SamplingParams(temperature=temperature), [], 1000).sample(logits)
