@@ -1,0 +1,67 @@
+"""What a model file is to the rest of the project: metadata and named raw tensors.
+
+The invariant of every source: once `open_weights` has returned, all sizes, offsets, names and formats are
+checked against the files, so that nobody above has to. Tensor data is read when somebody uses it, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from isthmus.formats.spec import FormatSpec
+from isthmus.weights.metadata import Metadata
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as it stands in its file.
+
+    shape: outermost first, as torch writes it: [experts, N, K]; K is a multiple of format.block_columns.
+    data: read-only uint8 view into the mapped file, exactly `nbytes` long; it keeps the mapping alive.
+    aux: companion tensors by role (block scales, per-expert scales); GGUF's runnable formats have none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: FormatSpec
+    data: memoryview
+    file: Path
+    aux: Mapping[str, RawTensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class WeightSource(Protocol):
+    """An open model. `path` is the file that holds the metadata (of a split set: the first shard)."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def tensors(self) -> Mapping[str, RawTensor]:
+        """In file order. Fetching one raises MalformedFileError if its file changed since it was opened."""
+
+    def release(self, name: str) -> None:
+        """Say that the tensor's bytes have been consumed: its pages leave this process, see `gguf.py`."""
+
+    def close(self) -> None:
+        """Give up files and mappings. Views that are still held stay valid, and keep their mapping."""
+
+
+def open_weights(path: Path) -> WeightSource:
+    """Open a model by any of its files; reads headers only.
+
+    Raises MalformedFileError or UnsupportedError, which name file, tensor or key, what came and what was
+    needed.
+    """
+    from isthmus.weights.gguf import GgufSource  # here, since it needs RawTensor from this module
+
+    return GgufSource(Path(path))
