@@ -1,0 +1,24 @@
+#include "moe/call.h"
+
+#include <algorithm>
+
+#include "runtime/tuning.h"
+
+namespace isthmus {
+
+Workspace& Call::workspace() {
+  static Workspace* kept = new Workspace;  // never destroyed: a daemon thread may still compute at exit
+  return *kept;
+}
+
+int64_t Call::grain(int64_t items, int64_t item_bytes) const {
+  const int64_t fair = items / (pool.num_threads() * tuning::kItemsPerThread);
+  return std::max<int64_t>(1, std::min(fair, tuning::kItemBytes / std::max<int64_t>(1, item_bytes)));
+}
+
+int64_t Call::strips_per_item(int64_t strips, int64_t least) const {
+  const int64_t fair = strips / (pool.num_threads() * tuning::kItemsPerThread);
+  return std::clamp(fair, least, tuning::kMaxStrips);
+}
+
+}  // namespace isthmus

@@ -1,0 +1,68 @@
+// What one call of an operator works with: the pool to itself, the kernels in use, and memory that is kept.
+#pragma once
+
+#include <vector>
+
+#include "core/kernels.h"
+#include "core/tuning.h"
+#include "isa/dispatch.h"
+#include "moe/routing.h"
+#include "moe/rows.h"
+#include "runtime/buffer.h"
+#include "runtime/thread_pool.h"
+
+namespace isthmus {
+
+// Rows that one product handles together: all, or a part small enough for a core's cache, of an expert's
+// rows.
+struct Group {
+  MatrixView gate, up, down;
+  RowFields hidden_fields;  // what `down` reads
+  int64_t first;            // place of its first row among all rows of the call
+  int rows;
+  bool gemm;
+  bool gathered = false;         // its rows of x are copies
+  ActivationView x{}, hidden{};  // of these rows; set when all groups are known
+};
+
+// Shared by all operators: one runs at a time, since it holds the pool's session.
+struct Workspace {
+  Buffer x, gathered, hidden;
+  Routing routing;
+  std::vector<Group> groups;
+};
+
+class Call {
+ public:
+  Call() : pool(ThreadPool::instance()), kernels(isthmus::kernels()), work(workspace()) {
+    pool.set_enter_hook(kernels.matmul.enter_thread);
+  }
+
+  // Items of a job so that each of its threads gets several, but an item is worth starting.
+  int64_t grain(int64_t items, int64_t item_bytes) const;
+  // Strips of an item of a product over `strips`: fewer when there are not enough items for every thread.
+  int64_t strips_per_item(int64_t strips, int64_t least) const;
+
+ private:
+  static Workspace& workspace();
+  ThreadPool::Session session_;  // first: the members below may be used once it is held
+
+ public:
+  ThreadPool& pool;
+  const KernelTable& kernels;
+  Workspace& work;
+};
+
+// y = w[strips] x by the driver named; see MatmulKernels. `scratch` as the gemm driver needs it.
+inline void multiply(const MatmulKernels& kernels, bool gemm, const MatrixView& w, const ActivationView& x,
+                     int64_t strip_begin, int64_t strip_end, float* y, int64_t y_stride, void* scratch) {
+  if (gemm) {
+    kernels.gemm(w, x, strip_begin, strip_end, y, y_stride, scratch);
+  } else {
+    kernels.gemv(w, x, strip_begin, strip_end, y, y_stride);
+  }
+}
+
+inline bool use_gemm(bool exact, int64_t rows) { return !exact && rows >= kGemmMinRows; }
+
+}  // namespace isthmus

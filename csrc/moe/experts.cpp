@@ -1,0 +1,228 @@
+#include "moe/experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "core/tile.h"
+#include "moe/call.h"
+#include "runtime/tuning.h"
+
+namespace isthmus {
+namespace {
+
+constexpr int64_t kBlockStrips =
+    kStepColumns / kStripRows;  // a gate/up item: one quantisation block of the hidden
+
+int64_t num_places(const ExpertsArgs& args, bool shared) { return args.tokens * (args.k + (shared ? 1 : 0)); }
+
+void check_shapes(const ExpertWeights& w, const char* which) {
+  const auto shape = [](const PackedWeights& p) {
+    return std::to_string(p.experts()) + " x [" + std::to_string(p.rows()) + ", " +
+           std::to_string(p.columns()) + "]";
+  };
+  if (!w.gate || !w.up || !w.down)
+    throw std::invalid_argument(std::string(which) + " needs gate, up and down");
+  const bool same = w.gate->experts() == w.up->experts() && w.gate->rows() == w.up->rows() &&
+                    w.gate->columns() == w.up->columns();
+  const bool back = w.gate->experts() == w.down->experts() && w.gate->rows() == w.down->columns() &&
+                    w.gate->columns() == w.down->rows();
+  if (same && back) return;
+  throw std::invalid_argument(std::string(which) + ": gate " + shape(*w.gate) + ", up " + shape(*w.up) +
+                              " and down " + shape(*w.down) +
+                              " do not fit; gate and up are E x [F, H], down is E x [H, F]");
+}
+
+// Computes columns [64 block, +64) of the hidden activation of a group, and leaves them as `down` reads them.
+// scratch: [rows][64] gate, [rows][64] up, then the GEMM driver's.
+void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group, int64_t block,
+                  std::byte* scratch) {
+  auto* gate = reinterpret_cast<float*>(scratch);
+  float* up = gate + group.rows * kStepColumns;
+  float* driver = up + group.rows * kStepColumns;
+  const int64_t columns = std::min<int64_t>(kStepColumns, group.gate.rows - block * kStepColumns);
+  const int64_t begin = block * kBlockStrips, end = begin + num_strips(columns);
+  multiply(kernels.matmul, group.gemm, group.gate, group.x, begin, end, gate, kStepColumns, driver);
+  multiply(kernels.matmul, group.gemm, group.up, group.x, begin, end, up, kStepColumns, driver);
+  if (columns == kStepColumns) {
+    kernels.rows.act_mul(act, gate, up, group.rows * kStepColumns, gate);
+  } else {
+    for (int64_t at = 0; at < group.rows * kStepColumns; at += kStepColumns) {
+      kernels.rows.act_mul(act, gate + at, up + at, columns, gate + at);
+    }
+  }
+  store_block(kernels.matmul, group.hidden_fields, gate, block, columns, group.hidden);
+}
+
+// out[t, column..] of all tokens from the partial outputs of all places ([places][stride] floats).
+void combine(const KernelTable& kernels, const Routing& routing, const ExpertsArgs& args, bool shared,
+             const float* partial, int64_t stride, int64_t column, int64_t columns, int64_t width) {
+  alignas(64) float sum[tuning::kMaxStrips * kStripRows];
+  const auto axpy = kernels.rows.axpy;
+  for (int64_t token = 0; token < args.tokens; token++) {
+    std::fill_n(sum, columns, 0.0f);
+    for (int64_t j = 0; j < args.k; j++) {
+      const float weight = args.weights ? args.weights[token * args.k + j] : 1.0f;
+      axpy(weight, partial + routing.place(token, j) * stride, columns, sum);
+    }
+    if (shared) {
+      const float weight = args.shared_weights ? args.shared_weights[token] : 1.0f;
+      axpy(weight, partial + (args.tokens * args.k + token) * stride, columns, sum);
+    }
+    // Through `sum`, since out may be residual.
+    if (args.residual) axpy(1.0f, args.residual + token * width + column, columns, sum);
+    std::memcpy(args.out + token * width + column, sum, columns * sizeof(float));
+  }
+}
+
+}  // namespace
+
+Experts::Experts(ExpertWeights routed, ExpertWeights shared, Act act, bool exact)
+    : routed_(std::move(routed)), shared_(std::move(shared)), act_(act), exact_(exact) {
+  check_shapes(routed_, "experts");
+  x_fields_.add(routed_.gate->format());
+  x_fields_.add(routed_.up->format());
+  if (!shared_.gate && !shared_.up && !shared_.down) return;
+  check_shapes(shared_, "shared expert");
+  if (shared_.gate->experts() != 1 || shared_.gate->columns() != routed_.gate->columns()) {
+    throw std::invalid_argument("a shared expert is one matrix over the same " +
+                                std::to_string(routed_.gate->columns()) + " columns, got " +
+                                std::to_string(shared_.gate->experts()) + " over " +
+                                std::to_string(shared_.gate->columns()));
+  }
+  x_fields_.add(shared_.gate->format());
+  x_fields_.add(shared_.up->format());
+}
+
+void Experts::operator()(const ExpertsArgs& args) const {
+  if (args.tokens <= 0) return;
+  Call call;
+  call.work.routing.assign(args.ids, args.tokens, args.k, routed_.gate->experts());
+  const ActivationView x = prepare_rows(call.pool, call.kernels.matmul, call.work.x, x_fields_, args.x,
+                                        args.tokens, hidden(), hidden());
+  call.work.groups.clear();
+  for (int64_t expert = 0; expert < routed_.gate->experts(); expert++) {
+    add_groups(call, routed_, expert, call.work.routing.first(expert), call.work.routing.first(expert + 1));
+  }
+  if (shared_.gate) add_groups(call, shared_, 0, args.tokens * args.k, num_places(args, true));
+  place_rows(call, x);
+  gate_up(call);
+  down(call, args);
+}
+
+// Places [first, end) of one expert, in groups that fit a core's cache. The driver is chosen by all its rows.
+void Experts::add_groups(Call& call, const ExpertWeights& of, int64_t expert, int64_t first,
+                         int64_t end) const {
+  if (first == end) return;
+  RowFields hidden_fields;
+  hidden_fields.add(of.down->format());
+  const int64_t bytes =
+      std::max(x_fields_.bytes(of.gate->columns()), hidden_fields.bytes(of.down->columns()));
+  const int64_t step = rows_per_group(end - first, bytes);
+  for (int64_t at = first; at < end; at += step) {
+    call.work.groups.push_back({of.gate->matrix(expert), of.up->matrix(expert), of.down->matrix(expert),
+                                hidden_fields, at, static_cast<int>(std::min(step, end - at)),
+                                use_gemm(exact_, end - first)});
+  }
+}
+
+// Gives every group its rows of x (in place where they stand together, else copied) and room for its hidden.
+void Experts::place_rows(Call& call, const ActivationView& x) const {
+  std::vector<Group>& groups = call.work.groups;
+  const int64_t routed_places = call.work.routing.num_places();
+  // A shared expert's places follow the routed ones, in order of token.
+  const auto tokens_of = [&](const Group& group) {
+    return group.first < routed_places ? call.work.routing.token_of() + group.first : nullptr;
+  };
+  const auto pitch_of = [](const Group& group) { return group.gemm ? gemm_pitch(group.rows) : group.rows; };
+
+  int64_t gathered_bytes = 0, hidden_bytes = 0, gathered_rows = 0;
+  for (Group& group : groups) {
+    const int32_t* tokens = tokens_of(group);
+    hidden_bytes += own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.down.columns);
+    if (tokens == nullptr) {
+      group.x = slice_rows(x, group.first - routed_places, group.rows);
+    } else if (can_slice(x, tokens, group.rows, group.gemm)) {
+      group.x = slice_rows(x, tokens[0], group.rows);
+    } else {
+      gathered_bytes += own_rows_bytes(x_fields_, group.rows, pitch_of(group), x.columns);
+      gathered_rows += group.rows;
+    }
+  }
+
+  auto* hidden = call.work.hidden.grow<uint8_t>(hidden_bytes);
+  auto* gathered = call.work.gathered.grow<uint8_t>(gathered_bytes);
+  for (Group& group : groups) {
+    group.hidden = own_rows(group.hidden_fields, hidden, group.rows, pitch_of(group), group.down.columns);
+    hidden += own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.down.columns);
+    group.gathered = group.x.rows == 0;
+    if (!group.gathered) continue;
+    group.x = own_rows(x_fields_, gathered, group.rows, pitch_of(group), x.columns);
+    gathered += own_rows_bytes(x_fields_, group.rows, pitch_of(group), x.columns);
+  }
+  if (gathered_rows == 0) return;
+  // Few rows are copied by the caller: one item.
+  const bool serial = gathered_rows * x.columns <= tuning::kSerialFloats * 4;
+  const auto count = static_cast<int64_t>(groups.size());
+  call.pool.parallel(count, serial ? count : 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; i++) {
+      if (groups[i].gathered) gather_rows(x_fields_, x, tokens_of(groups[i]), groups[i].x);
+    }
+  });
+}
+
+void Experts::gate_up(Call& call) const {
+  const std::vector<Group>& groups = call.work.groups;
+  const auto blocks_of = [](const ExpertWeights& w) { return num_steps(w.gate->rows()); };
+  const auto is_routed = [&](const Group& group) { return group.first < call.work.routing.num_places(); };
+  const int64_t num_routed = std::count_if(groups.begin(), groups.end(), is_routed);
+  const int64_t blocks = blocks_of(routed_), routed_items = num_routed * blocks;
+  const int64_t shared_blocks = shared_.gate ? blocks_of(shared_) : 1;
+  const int64_t items = routed_items + (static_cast<int64_t>(groups.size()) - num_routed) * shared_blocks;
+
+  int most_rows = 0;
+  for (const Group& group : groups) most_rows = std::max(most_rows, group.rows);
+  const int64_t scratch_bytes = int64_t{2} * most_rows * kStepColumns * sizeof(float) + kGemmScratchBytes;
+  const int64_t item_bytes = 2 * kBlockStrips * strip_bytes(routed_.gate->format(), hidden()) * most_rows;
+  call.pool.parallel(items, call.grain(items, item_bytes), [&](int64_t begin, int64_t end, int worker) {
+    std::byte* scratch = call.pool.scratch(worker, scratch_bytes);
+    for (int64_t i = begin; i < end; i++) {
+      const bool routed = i < routed_items;
+      const int64_t at = routed ? i : i - routed_items, per_group = routed ? blocks : shared_blocks;
+      const Group& group = groups[(routed ? 0 : num_routed) + at / per_group];
+      gate_up_item(call.kernels, act_, group, at % per_group, scratch);
+    }
+  });
+}
+
+// Each item owns some output columns of every token: it multiplies all groups' hidden rows by those strips of
+// their experts, then sums per token. So nobody shares an output, and the order of the sum is free to be that
+// of ids.
+void Experts::down(Call& call, const ExpertsArgs& args) const {
+  const std::vector<Group>& groups = call.work.groups;
+  const bool any_gemm =
+      std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.gemm; });
+  const int64_t width = hidden(), strips = num_strips(width),
+                places = num_places(args, shared_.gate != nullptr);
+  const int64_t fit = tuning::kPartialBytes / (places * kStripRows * static_cast<int64_t>(sizeof(float)));
+  const int64_t least = any_gemm ? tuning::kMinGemmStrips : 1;
+  const int64_t step = std::clamp(fit, least, call.strips_per_item(strips, least));
+  const int64_t stride = step * kStripRows;
+  const int64_t partial_floats = places * stride;
+
+  call.pool.parallel((strips + step - 1) / step, 1, [&](int64_t item, int64_t, int worker) {
+    auto* partial = reinterpret_cast<float*>(
+        call.pool.scratch(worker, partial_floats * sizeof(float) + kGemmScratchBytes));
+    const int64_t begin = item * step, end = std::min(begin + step, strips);
+    for (const Group& group : groups) {
+      multiply(call.kernels.matmul, group.gemm, group.down, group.hidden, begin, end,
+               partial + group.first * stride, stride, partial + partial_floats);
+    }
+    const int64_t column = begin * kStripRows, columns = std::min(end * kStripRows, width) - column;
+    combine(call.kernels, call.work.routing, args, shared_.gate != nullptr, partial, stride, column, columns,
+            width);
+  });
+}
+
+}  // namespace isthmus

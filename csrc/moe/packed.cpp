@@ -1,0 +1,129 @@
+#include "moe/packed.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/tile.h"
+#include "isa/dispatch.h"
+#include "runtime/thread_pool.h"
+#include "runtime/tuning.h"
+
+namespace isthmus {
+namespace {
+
+using std::to_string;
+
+const FormatInfo& checked_format(int id) {
+  if (const FormatInfo* format = find_format(id)) return *format;
+  int count = 0;
+  const FormatInfo* const* all = all_formats(&count);
+  std::string known;
+  for (int i = 0; i < count; i++)
+    known += std::string(i ? ", " : "") + all[i]->name + " (" + to_string(all[i]->id) + ")";
+  throw std::invalid_argument("no kernels for weights of ggml type " + to_string(id) + "; there are for " +
+                              known);
+}
+
+// a * b for sizes; throws where the product does not fit.
+int64_t product(int64_t a, int64_t b) {
+  int64_t result;
+  if (__builtin_mul_overflow(a, b, &result)) throw std::invalid_argument("weight sizes overflow 64 bits");
+  return result;
+}
+
+// Strips per work item when tensors are packed or unpacked.
+int64_t copy_grain(int64_t one_strip_bytes) {
+  return std::max<int64_t>(1, tuning::kItemBytes / std::max<int64_t>(1, one_strip_bytes));
+}
+
+}  // namespace
+
+std::shared_ptr<const PackedWeights> PackedWeights::pack(const uint8_t* file, int64_t bytes, int format_id,
+                                                         int64_t experts, int64_t rows, int64_t columns) {
+  const FormatInfo& format = checked_format(format_id);
+  if (experts < 1 || rows < 1 || columns < 1) {
+    throw std::invalid_argument("weights need experts, rows and columns >= 1, got " + to_string(experts) +
+                                ", " + to_string(rows) + ", " + to_string(columns));
+  }
+  if (columns % format.block_columns != 0) {
+    throw std::invalid_argument(std::string(format.name) + " needs columns in multiples of " +
+                                to_string(format.block_columns) + ", got " + to_string(columns));
+  }
+  const int64_t row_bytes = product(columns / format.block_columns, format.block_bytes);
+  const int64_t needed = product(product(experts, rows), row_bytes);
+  if (bytes != needed) {
+    throw std::invalid_argument(to_string(experts) + " x " + to_string(rows) + " x " + to_string(columns) +
+                                " in " + format.name + " take " + to_string(needed) + " bytes, got " +
+                                to_string(bytes));
+  }
+  product(product(experts, rows + 15), row_bytes);  // the packed size, with the last strip filled up
+
+  std::shared_ptr<PackedWeights> packed(new PackedWeights());
+  packed->format_ = &format;
+  packed->experts_ = experts;
+  packed->rows_ = rows;
+  packed->columns_ = columns;
+  packed->expert_bytes_ = packed_bytes(format, rows, columns);
+  packed->memory_ = Arena::instance().allocate(experts * packed->expert_bytes_);
+
+  const int64_t strips = num_strips(rows);
+  std::atomic<bool> damaged{false};
+  parallel(experts * strips, copy_grain(strip_bytes(format, columns)), [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t expert = i / strips, strip = i % strips;
+      if (pack_strips(format, file + expert * rows * row_bytes, rows, columns, strip, strip + 1,
+                      packed->memory_.data + expert * packed->expert_bytes_) >= 0) {
+        damaged.store(true, std::memory_order_relaxed);
+      }
+    }
+  });
+  if (damaged) packed->report_damage(file);
+  return packed;
+}
+
+void PackedWeights::report_damage(const uint8_t* file) const {
+  std::vector<uint8_t> tile(format_->tile_bytes());
+  const int64_t row_bytes = format_->row_bytes(columns_), blocks = columns_ / format_->block_columns;
+  for (int64_t row = 0; row < experts_ * rows_; row++) {
+    for (int64_t block = 0; block < blocks; block++) {
+      const uint8_t* at = file + row * row_bytes + block * format_->block_bytes;
+      if (format_->pack_tile(at, row_bytes, 1, tile.data())) continue;
+      throw std::invalid_argument("expert " + to_string(row / rows_) + ", row " + to_string(row % rows_) +
+                                  ", block " + to_string(block) + " (byte " + to_string(at - file) +
+                                  "): the scale of a " + format_->name +
+                                  " block is Inf or NaN; the file is damaged");
+    }
+  }
+  throw std::logic_error("a strip was reported damaged, but none of its blocks is");
+}
+
+void PackedWeights::unpack(uint8_t* file) const {
+  const int64_t strips = num_strips(rows_), row_bytes = format_->row_bytes(columns_);
+  parallel(experts_ * strips, copy_grain(strip_bytes(*format_, columns_)),
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t i = begin; i < end; i++) {
+               const int64_t expert = i / strips, strip = i % strips;
+               unpack_strips(*format_, memory_.data + expert * expert_bytes_, rows_, columns_, strip,
+                             strip + 1, file + expert * rows_ * row_bytes);
+             }
+           });
+}
+
+void PackedWeights::rows_into(const int32_t* ids, int64_t count, float* out) const {
+  for (int64_t i = 0; i < count; i++) {
+    if (ids[i] < 0 || ids[i] >= experts_ * rows_) {
+      throw std::invalid_argument("row id " + to_string(ids[i]) + " at position " + to_string(i) +
+                                  " is not in 0.." + to_string(experts_ * rows_ - 1));
+    }
+  }
+  const auto dequantize = kernels().matmul.dequantize_row;
+  const int64_t grain = std::max<int64_t>(1, tuning::kSerialFloats / columns_);
+  parallel(count, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; i++)
+      dequantize(matrix(ids[i] / rows_), ids[i] % rows_, out + i * columns_);
+  });
+}
+
+}  // namespace isthmus

@@ -1,0 +1,65 @@
+// Where packed weights live: regions of huge pages from which pieces are cut and which are given back when
+// the last piece of a region is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+
+namespace isthmus {
+
+// No address space or no memory for it; says how much was asked.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+// One anonymous mapping, aligned to 2 MiB, with transparent huge pages asked for (madvise). A page takes
+// memory when it is first written, on the NUMA node of the thread that writes it.
+class Region {
+ public:
+  explicit Region(int64_t bytes);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  uint8_t* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* data_;
+  int64_t bytes_;
+};
+
+// A piece of a region; zero-filled, 64-byte aligned. Copies share it.
+struct ArenaBlock {
+  std::shared_ptr<const Region> region;
+  uint8_t* data = nullptr;
+  int64_t bytes = 0;
+};
+
+class Arena {
+ public:
+  // Small tensors share a region: a 2 MiB page each would more than double a small model.
+  static constexpr int64_t kRegionBytes = int64_t{64} << 20;
+  static constexpr int64_t kPageBytes = int64_t{2} << 20;
+
+  static Arena& instance();
+
+  // Any thread. Throws OutOfMemory.
+  ArenaBlock allocate(int64_t bytes);
+
+ private:
+  std::mutex mutex_;
+  // The region being cut; weak, so that a freed model's last region goes too.
+  std::weak_ptr<Region> current_;
+  int64_t used_ = 0;
+};
+
+}  // namespace isthmus

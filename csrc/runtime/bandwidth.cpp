@@ -1,0 +1,105 @@
+#include "runtime/bandwidth.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "runtime/thread_pool.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace isthmus {
+namespace {
+
+constexpr int64_t kChunk = int64_t{1} << 20;
+// Distance of the software prefetch, as in the GEMV driver: far enough to hide memory, near enough to stay in
+// L1/L2.
+constexpr int64_t kAhead = 4096;
+
+std::atomic<uint64_t> sink;  // takes the sums, so that no read can be left out
+
+uint64_t sum_plain(const uint8_t* data, int64_t bytes) {
+  uint64_t sum[8] = {};
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(data + at + kAhead);
+    uint64_t line[8];
+    std::memcpy(line, data + at, 64);
+    for (int i = 0; i < 8; i++) sum[i] += line[i];
+  }
+  return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) uint64_t sum_avx2(const uint8_t* data, int64_t bytes) {
+  __m256i sum[4] = {};
+  for (int64_t at = 0; at < bytes; at += 128) {
+    _mm_prefetch(reinterpret_cast<const char*>(data + at + kAhead), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(data + at + kAhead + 64), _MM_HINT_T0);
+    for (int i = 0; i < 4; i++) {
+      sum[i] = _mm256_add_epi64(sum[i], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + at) + i));
+    }
+  }
+  alignas(32) uint64_t lanes[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes),
+                     _mm256_add_epi64(_mm256_add_epi64(sum[0], sum[1]), _mm256_add_epi64(sum[2], sum[3])));
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
+__attribute__((target("avx512f"))) uint64_t sum_avx512(const uint8_t* data, int64_t bytes) {
+  __m512i sum[4] = {};
+  for (int64_t at = 0; at < bytes; at += 256) {
+    for (int i = 0; i < 4; i++) {
+      _mm_prefetch(reinterpret_cast<const char*>(data + at + kAhead + 64 * i), _MM_HINT_T0);
+      sum[i] = _mm512_add_epi64(sum[i], _mm512_loadu_si512(data + at + 64 * i));
+    }
+  }
+  return static_cast<uint64_t>(_mm512_reduce_add_epi64(
+      _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]))));
+}
+#endif
+
+using Sum = uint64_t (*)(const uint8_t* data, int64_t bytes);
+
+Sum widest() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return sum_avx512;
+  if (__builtin_cpu_supports("avx2")) return sum_avx2;
+#endif
+  return sum_plain;
+}
+
+int64_t checked(int64_t bytes) {
+  if (bytes >= kChunk) return bytes;
+  throw std::invalid_argument("a bandwidth measurement reads at least " + std::to_string(kChunk) +
+                              " bytes, got " + std::to_string(bytes));
+}
+
+}  // namespace
+
+ReadProbe::ReadProbe(int64_t bytes) : region_(checked(bytes)) {
+  parallel(region_.bytes() / kChunk, 1, [&](int64_t begin, int64_t end, int) {
+    std::memset(region_.data() + begin * kChunk, 1, (end - begin) * kChunk);
+  });
+}
+
+double ReadProbe::run(double seconds) const {
+  using Clock = std::chrono::steady_clock;
+  const Sum sum = widest();
+  const auto start = Clock::now();
+  double passed = 0;
+  int64_t read = 0;
+  do {
+    parallel(region_.bytes() / kChunk, 1, [&](int64_t begin, int64_t end, int) {
+      sink.fetch_add(sum(region_.data() + begin * kChunk, (end - begin) * kChunk), std::memory_order_relaxed);
+    });
+    read += region_.bytes();
+    passed = std::chrono::duration<double>(Clock::now() - start).count();
+  } while (passed < seconds);
+  return static_cast<double>(read) / passed * 1e-9;
+}
+
+}  // namespace isthmus
