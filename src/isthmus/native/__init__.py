@@ -1,0 +1,41 @@
+"""The CPU core: packed weights, products over them, threads and instruction sets.
+
+`ops` wraps what multiplies by weights, `rows` what works on rows of fp32 (norm, rope, attention, router). Arrays
+cross as addresses and counts; nothing here knows torch.
+"""
+
+from isthmus.native.ops import (
+    Act,
+    Experts,
+    HeadLinear,
+    Linear,
+    PackedWeight,
+    ReadProbe,
+    current_isa,
+    default_threads,
+    isa_names,
+    num_threads,
+    pack,
+    read_gb_s,
+    set_threads,
+    usable_cpus,
+    use_isa,
+)
+
+__all__ = [
+    "Act",
+    "Experts",
+    "HeadLinear",
+    "Linear",
+    "PackedWeight",
+    "ReadProbe",
+    "current_isa",
+    "default_threads",
+    "isa_names",
+    "num_threads",
+    "pack",
+    "read_gb_s",
+    "set_threads",
+    "usable_cpus",
+    "use_isa",
+]
