@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-# Instruction sets, threads, bandwidth (bindings/machine.cpp)
+# Instruction sets, threads, bandwidth: bindings/machine.cpp
 def isa_names() -> list[str]: ...
 def use_isa(name: str) -> None: ...
 def current_isa() -> str: ...
@@ -27,7 +27,7 @@ def pool_trace(items: int, grain: int, slow_worker: int, item_us: int, throw_at:
 def pool_nested(outer: int, inner: int) -> int: ...
 def pool_scratch(items: int, nbytes: int) -> bool: ...
 
-# Packed weights (bindings/weights.cpp)
+# Packed weights: bindings/weights.cpp
 class PackedWeight:
     @property
     def format_id(self) -> int: ...
@@ -50,7 +50,7 @@ def pack(
     data: int, nbytes: int, format_id: int, experts: int, rows: int, columns: int, /
 ) -> PackedWeight: ...
 
-# Products (bindings/products.cpp)
+# Operators over packed weights: bindings/products.cpp
 class Linear:
     def __init__(self, weights: Sequence[PackedWeight], biases: Sequence[int], exact: bool, /) -> None: ...
     @property

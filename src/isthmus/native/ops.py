@@ -1,9 +1,10 @@
 """Typed wrappers of what multiplies by packed weights, and of threads and instruction sets.
 
 An operator is made once from its weights, where shapes and formats are checked; a call passes addresses
-(`tensor.data_ptr()`) and counts, and trusts them: the caller keeps the memory alive, contiguous fp32 unless said
-otherwise. Calls may come from any Python thread; they run one after the other and release the interpreter's lock.
-Every mismatch is a ValueError, raised before memory is touched. Nothing here knows torch or files.
+(`tensor.data_ptr()`) and counts, and trusts them: the caller keeps the memory alive, contiguous fp32 unless
+said otherwise. Calls may come from any Python thread; they run one after the other and release the
+interpreter's lock. Every mismatch is a ValueError, raised before memory is touched. Nothing here knows torch
+or files.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def pack(
     """Packs W[experts][rows, columns] into tiles, in parallel over the pool.
 
     data: the tensor's bytes as a GGUF file holds them (read-only is fine; not kept), or (address, nbytes).
-    format_id: ggml's type id. Raises ValueError if there are no kernels for the format, columns are no multiple of
-    its block, the bytes are not exactly what the sizes give, or a block's scale is Inf or NaN (named by expert, row
-    and block); MemoryError.
+    format_id: ggml's type id. Raises ValueError if there are no kernels for the format, columns are no multiple
+    of its block, the bytes are not exactly what the sizes give, or a block's scale is Inf or NaN (named by
+    expert, row and block); MemoryError.
     """
     if isinstance(data, tuple):
         address, nbytes = data
@@ -107,7 +108,7 @@ class Linear:
     ) -> None:
         """x: [rows, K]; out: [rows, width]; strides in floats between rows.
 
-        residual: [rows, width] with out's stride, added last; it may be out itself. x and out must not overlap.
+        residual: [rows, width] with out's stride, added last; may be out itself. x and out must not overlap.
         """
         self._op(x_address, rows, x_stride, out_address, out_stride, residual_address)
 
@@ -131,16 +132,16 @@ class HeadLinear:
         out_row_stride: int,
         out_head_stride: int,
     ) -> None:
-        """Strides in floats; x[t, h] has `columns` floats, out[t, h] `rows` of the weight. They must not overlap."""
+        """Strides in floats; x[t, h] has `columns` floats, out[t, h] the weight's `rows`. No overlap."""
         self._op(x_address, rows, x_row_stride, x_head_stride, out_address, out_row_stride, out_head_stride)
 
 
 class Experts:
     """y[t] = sum_j weights[t, j] * down(act(gate x) * up x) of expert ids[t, j], + shared expert, + residual.
 
-    gate, up: [E][F, H], down: [E][H, F]; the three may differ in format. shared: the same three with E = 1 and any
-    F: an expert that every token visits. The sum is in fp32, in the order of ids, then shared, then residual. A dense
-    FFN is one expert. exact: as for Linear.
+    gate, up: [E][F, H], down: [E][H, F]; the three may differ in format. shared: the same three with E = 1 and
+    any F: an expert that every token visits. The sum is in fp32, in the order of ids, then shared, then
+    residual. A dense FFN is one expert. exact: as for Linear.
     """
 
     __slots__ = ("_op", "hidden", "num_experts")
@@ -158,8 +159,9 @@ class Experts:
         kinds = {"silu": 0, "gelu": 1}
         if act.kind not in kinds:
             raise ValueError(f"act must be one of {', '.join(kinds)}, got {act.kind!r}")
+        shared_gate, shared_up, shared_down = shared or (None, None, None)
         self._op = _native.Experts(
-            gate, up, down, *(shared or (None, None, None)), kinds[act.kind], act.limit, exact
+            gate, up, down, shared_gate, shared_up, shared_down, kinds[act.kind], act.limit, exact
         )
         self.num_experts, self.hidden = gate.experts, gate.columns
 
@@ -176,8 +178,8 @@ class Experts:
     ) -> None:
         """x, out, residual: [tokens, H]; out may be x or residual.
 
-        ids: int32 [tokens, k] (0: every token to expert 0, k = 1); weights: [tokens, k] (0: ones); shared_weights:
-        [tokens] (0: ones). Raises ValueError, with out untouched, if an id is not an expert.
+        ids: int32 [tokens, k] (0: every token to expert 0, k = 1); weights: [tokens, k] (0: ones);
+        shared_weights: [tokens] (0: ones). Raises ValueError, with out untouched, if an id is not an expert.
         """
         self._op(
             x_address,
@@ -194,8 +196,8 @@ class Experts:
 def read_gb_s(nbytes: int, threads: int, seconds: float) -> float:
     """Bytes per nanosecond that `threads` threads read from a buffer of `nbytes`, over at least `seconds`.
 
-    Makes and drops the buffer: to alternate slices of measurement with work, keep a ReadProbe. Sets the pool's
-    threads for the time of the measurement.
+    Makes and drops the buffer: to alternate slices of measurement with work, keep a ReadProbe. Sets the
+    pool's threads for the time of the measurement.
     """
     before = num_threads()
     if threads != before:
