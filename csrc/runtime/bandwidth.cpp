@@ -57,8 +57,12 @@ __attribute__((target("avx512f"))) uint64_t sum_avx512(const uint8_t* data, int6
       sum[i] = _mm512_add_epi64(sum[i], _mm512_loadu_si512(data + at + 64 * i));
     }
   }
-  return static_cast<uint64_t>(_mm512_reduce_add_epi64(
-      _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]))));
+  alignas(64) uint64_t lanes[8];
+  _mm512_store_si512(lanes,
+                     _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3])));
+  uint64_t all = 0;
+  for (uint64_t lane : lanes) all += lane;
+  return all;
 }
 #endif
 

@@ -67,8 +67,8 @@ def pack(
     """Packs W[experts][rows, columns] into tiles, in parallel over the pool.
 
     data: the tensor's bytes as a GGUF file holds them (read-only is fine; not kept), or (address, nbytes).
-    format_id: ggml's type id. Raises ValueError if there are no kernels for the format, columns are no multiple
-    of its block, the bytes are not exactly what the sizes give, or a block's scale is Inf or NaN (named by
+    format_id: ggml's type id. Raises ValueError if there are no kernels for the format, columns are not a
+    multiple of its block, the bytes are not exactly what the sizes give, or a block's scale is Inf or NaN (named by
     expert, row and block); MemoryError.
     """
     if isinstance(data, tuple):
@@ -139,7 +139,7 @@ class HeadLinear:
 class Experts:
     """y[t] = sum_j weights[t, j] * down(act(gate x) * up x) of expert ids[t, j], + shared expert, + residual.
 
-    gate, up: [E][F, H], down: [E][H, F]; the three may differ in format. shared: the same three with E = 1 and
+    gate, up: [E][F, H], down: [E][H, F]; the three may differ in format. shared: the same three, E = 1 and
     any F: an expert that every token visits. The sum is in fp32, in the order of ids, then shared, then
     residual. A dense FFN is one expert. exact: as for Linear.
     """

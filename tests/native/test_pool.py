@@ -1,0 +1,139 @@
+"""The thread pool: every item exactly once, whoever does it, whatever happens beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from isthmus import native
+from isthmus.native import _native
+
+NOBODY = -1  # no slow worker
+NEVER = -1  # no item throws
+
+
+@pytest.fixture(autouse=True)
+def threads_restored() -> Iterator[None]:
+    before = native.num_threads()
+    yield
+    native.set_threads(before)
+
+
+def run(items: int, grain: int = 1, slow_worker: int = NOBODY, item_us: int = 0, throw_at: int = NEVER):
+    return _native.pool_trace(items, grain, slow_worker, item_us, throw_at)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5, 7, 8, 16, 33, 64])
+@pytest.mark.parametrize(
+    ("items", "grain"), [(0, 1), (1, 1), (2, 1), (63, 1), (64, 5), (1000, 7), (1000, 2000)]
+)
+def test_every_item_is_done_once_in_ranges_of_at_most_grain(threads: int, items: int, grain: int) -> None:
+    native.set_threads(threads)
+    for _ in range(20):
+        trace = run(items, grain)
+        assert trace.visits == [1] * items
+        assert trace.longest <= grain
+        assert all(0 <= worker < threads for worker in trace.workers)
+
+
+def test_items_of_a_slow_worker_are_taken_by_another() -> None:
+    native.set_threads(2)
+    # The caller, worker 0, owns items 0..31 and sleeps 5 ms over each of them: worker 1 comes and helps.
+    trace = run(64, slow_worker=0, item_us=5000)
+    assert trace.visits == [1] * 64
+    assert 1 in trace.workers[:32]
+
+
+def test_an_exception_of_any_worker_reaches_the_caller_and_the_pool_lives_on() -> None:
+    for threads in (1, 2, 5, 64):
+        native.set_threads(threads)
+        for throw_at in (0, 1, 499, 998, 999):
+            with pytest.raises(RuntimeError, match=f"item {throw_at}$"):
+                run(1000, 3, throw_at=throw_at)
+            assert run(1000, 3).visits == [1] * 1000
+
+
+def test_a_job_inside_a_job_runs_on_its_worker() -> None:
+    for threads in (1, 2, 7):
+        native.set_threads(threads)
+        assert _native.pool_nested(50, 10) == 50 * 45
+
+
+def test_scratch_is_private_to_a_worker_and_aligned() -> None:
+    for threads in (1, 2, 7, 64):
+        native.set_threads(threads)
+        assert _native.pool_scratch(200, 64)
+        assert _native.pool_scratch(200, 1 << 20)
+
+
+def test_jobs_of_many_python_threads_run_one_after_the_other() -> None:
+    native.set_threads(3)
+    wrong: list[object] = []
+
+    def caller(index: int) -> None:
+        for turn in range(50):
+            items = 100 + 10 * index + turn
+            try:
+                if run(items, 3).visits != [1] * items:
+                    wrong.append((index, turn))
+            except Exception as error:  # shown by the assertion below
+                wrong.append(error)
+
+    callers = [threading.Thread(target=caller, args=(index,)) for index in range(8)]
+    for thread in callers:
+        thread.start()
+    for threads in (1, 4, 2, 64, 3):  # and the pool may change its size between their jobs
+        native.set_threads(threads)
+    for thread in callers:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025])
+def test_an_absurd_number_of_threads_is_refused_and_changes_nothing(threads: int) -> None:
+    native.set_threads(3)
+    with pytest.raises(ValueError, match=f"threads must be 1 to 1024, got {threads}"):
+        native.set_threads(threads)
+    assert native.num_threads() == 3
+
+
+@pytest.mark.parametrize("threads", [2, 64])
+def test_idle_threads_sleep(threads: int) -> None:
+    native.set_threads(threads)
+    run(1000)
+    time.sleep(0.05)  # workers may watch for the next job for 0.1 ms, then sleep
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.03
+
+
+def test_a_forked_child_starts_its_own_threads() -> None:
+    script = """
+import os
+from isthmus.native import _native
+_native.set_threads(4)
+assert _native.pool_trace(100, 1, -1, 0, -1).visits == [1] * 100
+child = os.fork()
+trace = _native.pool_trace(100, 1, 0, 2000, -1)
+assert trace.visits == [1] * 100 and any(trace.workers), trace.workers  # not the caller alone
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=dict(os.environ))
+
+
+def test_the_read_probe_reads_everything_at_least_once() -> None:
+    native.set_threads(2)
+    probe = native.ReadProbe(64 << 20)
+    assert 0.1 < probe.run(0.0) < 10_000  # GB/s
+    assert 0.1 < native.read_gb_s(8 << 20, 1, 0.01) < 10_000
+    assert native.num_threads() == 2
+    with pytest.raises(ValueError, match="at least 1048576 bytes, got 5"):
+        native.ReadProbe(5)
