@@ -114,9 +114,16 @@ struct AttentionArgs {
   const int32_t* positions;  // [T] row t sees keys 0 .. positions[t]
   float* out;
   int64_t out_row_stride, out_head_stride;
+  // Keys may come in segments of whole splits, each call continuing from the states that the call before
+  // left.
+  int64_t first_block = 0;      // kv and the table begin here; a multiple of kSplitTokens / kBlockTokens
+  int64_t end_key = INT64_MAX;  // keys from here on come in a later call
+  float* carried = nullptr;     // [T][heads][attention_state_floats(v_dim)] states between calls
+  bool carry_in = false, carry_out = false;
+  // Set by attention/attention.cpp.
   const AttentionItem* items;
   float* partials;  // [rows of the item][v_dim rounded up to 16 + 16] for every item that is not finished
-  float* scratch;   // attention_scratch_floats(), private to the caller
+  float* scratch = nullptr;  // attention_scratch_floats(), private to the caller
 };
 
 // Query rows (rows x heads) one item may have. A block of keys is widened and transposed once per item: with
@@ -144,7 +151,7 @@ struct RouterArgs {
     Softmax = 0,
     Sigmoid = 1,
     SoftmaxChosen = 2
-  };                                                     // SoftmaxChosen: over the k chosen only
+  };  // SoftmaxChosen: over the k chosen only
   enum GroupScore : int { Maximum = 0, TopTwoSum = 1 };  // V2 group_limited_greedy, V3 noaux_tc
   const float* logits;                                   // [T][experts]
   int64_t stride;

@@ -25,6 +25,7 @@ struct AttentionTask {
 
   ISTHMUS_INLINE AttentionTask(const AttentionArgs& a, const AttentionItem& item)
       : a(a), item(item), padded(padded_dim(a.v_dim)), state_floats(attention_state_floats(a.v_dim)) {
+    if (a.scratch == nullptr) return;  // merging needs none
     const int rows = attention_tile_rows(a.qk_dim, a.v_dim);
     keys = a.scratch;
     values = keys + int64_t{kBlockTokens} * a.qk_dim;
@@ -41,10 +42,18 @@ struct AttentionTask {
   ISTHMUS_INLINE SoftmaxState state(float* states, int i) const {
     return {states + i * state_floats, padded};
   }
+  ISTHMUS_INLINE float* carried(int i) const {
+    return a.carried +
+           ((item.row + i / item.heads) * int64_t{a.heads} + item.head + i % item.heads) * state_floats;
+  }
   // Keys [first, last) that row `row` of the item sees.
-  ISTHMUS_INLINE int64_t last_key(int row) const { return int64_t{a.positions[item.row + row]} + 1; }
+  ISTHMUS_INLINE int64_t last_key(int row) const {
+    const int64_t last = int64_t{a.positions[item.row + row]} + 1;
+    return last < a.end_key ? last : a.end_key;
+  }
   ISTHMUS_INLINE int64_t first_key(int row) const {
-    return a.window > 0 && last_key(row) > a.window ? last_key(row) - a.window : 0;
+    const int64_t last = int64_t{a.positions[item.row + row]} + 1;
+    return a.window > 0 && last > a.window ? last - a.window : 0;
   }
 
   // Widens block `block`, its first `count` keys.
@@ -131,10 +140,19 @@ struct AttentionTask {
     }
   }
 
+  // The states of the splits before these: empty, or as the call before left them.
+  inline void begin_total() const {
+    for (int i = 0; i < num_queries(); i++) {
+      state(total, i).clear();
+      if (a.carry_in) state(total, i).merge({carried(i), padded});
+    }
+  }
+
   inline void run() const {
     const int queries = num_queries();
-    const bool one_split = item.split_end - item.split_begin == 1;
-    for (int i = 0; i < queries && !one_split; i++) state(total, i).clear();
+    const size_t state_bytes = static_cast<size_t>(state_floats) * sizeof(float);
+    const bool one_split = item.split_end - item.split_begin == 1 && !a.carry_in && !a.carry_out;
+    if (!one_split) begin_total();
     constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
     const int64_t first_block = first_key(0) / kBlockTokens;
     const int64_t end_block = (last_key(item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
@@ -146,8 +164,13 @@ struct AttentionTask {
       for (int i = 0; i < queries && !one_split; i++) state(total, i).merge(state(split, i));
     }
     float* states = one_split ? split : total;
-    if (item.partial < 0) return finish(states);
-    memcpy(a.partials + item.partial, states, static_cast<size_t>(queries * state_floats) * sizeof(float));
+    if (a.carry_out) {
+      for (int i = 0; i < queries; i++) memcpy(carried(i), states + i * state_floats, state_bytes);
+    } else if (item.partial >= 0) {
+      memcpy(a.partials + item.partial, states, queries * state_bytes);
+    } else {
+      finish(states);
+    }
   }
 };
 

@@ -101,3 +101,134 @@ class Experts:
         residual: int,
         /,
     ) -> None: ...
+
+# Rows of fp32: bindings/rows.cpp, bindings/attention.cpp. `isthmus.native.rows` says what they mean.
+class PagedRows:
+    def __init__(
+        self,
+        sequences: int,
+        positions: int,
+        slots: int,
+        block_tables: int,
+        num_rows: int,
+        num_sequences: int,
+        max_blocks: int,
+        num_blocks: int,
+    ) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+
+class Rope:
+    def __init__(self, cos: int, sin: int, positions: int, dims: int, style: int) -> None: ...
+
+class RopeWrite:
+    def __init__(
+        self,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rope: Rope,
+        q_norm: int,
+        k_norm: int,
+        eps: float,
+        cache_type: int,
+    ) -> None: ...
+    def __call__(self, qkv: int, stride: int, rows: PagedRows, k_cache: int, v_cache: int) -> None: ...
+
+class LatentWrite:
+    def __init__(
+        self, heads: int, latent: int, rope: Rope, kv_norm: int, eps: float, cache_type: int
+    ) -> None: ...
+    def __call__(
+        self,
+        q: int,
+        q_row_stride: int,
+        q_head_stride: int,
+        q_out: int,
+        q_out_row_stride: int,
+        q_out_head_stride: int,
+        kv: int,
+        kv_stride: int,
+        rows: PagedRows,
+        cache: int,
+    ) -> None: ...
+
+class Attention:
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        qk_dim: int,
+        v_dim: int,
+        scale: float,
+        cache_type: int,
+        window: int,
+        sinks: int,
+    ) -> None: ...
+    def paged(
+        self, q: int, q_stride: int, rows: PagedRows, k_cache: int, v_cache: int, out: int, out_stride: int
+    ) -> None: ...
+    def latent(
+        self, q: int, q_stride: int, rows: PagedRows, cache: int, out: int, out_stride: int
+    ) -> None: ...
+    def segment(
+        self,
+        q: int,
+        q_stride: int,
+        positions: int,
+        num_rows: int,
+        k: int,
+        v: int,
+        first_key: int,
+        num_keys: int,
+        carried: int,
+        carry_in: bool,
+        carry_out: bool,
+        out: int,
+        out_stride: int,
+    ) -> None: ...
+
+class Router:
+    def __init__(
+        self,
+        experts: int,
+        k: int,
+        scoring: int,
+        bias: int,
+        groups: int,
+        groups_kept: int,
+        group_score: int,
+        normalise: bool,
+        scale: float,
+    ) -> None: ...
+    def __call__(self, logits: int, stride: int, num_rows: int, ids: int, weights: int) -> None: ...
+
+def rms_norm(
+    x: int, x_stride: int, num_rows: int, columns: int, weight: int, eps: float, out: int, out_stride: int
+) -> None: ...
+def act_mul(
+    kind: int,
+    limit: float,
+    gate: int,
+    gate_stride: int,
+    up: int,
+    up_stride: int,
+    num_rows: int,
+    columns: int,
+    out: int,
+    out_stride: int,
+) -> None: ...
+def axpy(w: float, x: int, n: int, y: int) -> None: ...
+def read_rows(
+    cache: int,
+    cache_type: int,
+    width: int,
+    slots: int,
+    num_rows: int,
+    num_slots: int,
+    out: int,
+    out_stride: int,
+) -> None: ...
+def topn(logits: int, count: int, n: int, values: int, ids: int) -> None: ...
