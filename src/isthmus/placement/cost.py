@@ -19,11 +19,13 @@ KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
 
 
 def loaded_bytes(tensor: RawTensor) -> int:
-    """Bytes of a tensor once it is loaded: the file's own, packed in another order.
+    """Bytes of a tensor once it is loaded: the file's own, packed in another order, with three exceptions.
 
-    Except a joined kv_b of latent attention: it is kept as per-head BF16 tiles, since one half of it is
-    multiplied transposed (design 4.7).
+    Vectors (norms, biases) and the router are fp32 whatever the file holds. A joined kv_b of latent attention
+    is kept as per-head BF16 tiles, since one half of it is multiplied transposed (design 4.7).
     """
+    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+        return 4 * prod(tensor.shape)
     if tensor.name.endswith(".attn_kv_b.weight"):
         return 2 * prod(tensor.shape)
     return len(tensor.data)

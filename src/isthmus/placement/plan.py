@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
 from isthmus.errors import MalformedFileError, NotEnoughMemoryError, UsageError
-from isthmus.placement.cost import kv_token_bytes, weight_bytes
+from isthmus.placement.cost import decode_weight_bytes, kv_token_bytes, weight_bytes
 from isthmus.placement.machine import Machine
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Plan:
     context_tokens: int  # of one request
     threads: int
     weight_bytes: int
+    decode_weight_bytes: int  # of these, read for one decoded token
     kv_token_bytes: int
     num_blocks: int  # of the paged cache, BLOCK_TOKENS each
     scratch_bytes: int  # activations of one step, logits, the process itself
@@ -68,6 +69,7 @@ def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
         context_tokens=wanted,
         threads=options.threads or machine.cores,
         weight_bytes=weights,
+        decode_weight_bytes=round(decode_weight_bytes(source)),
         kv_token_bytes=token_bytes,
         num_blocks=-(-wanted // BLOCK_TOKENS),
         scratch_bytes=scratch,

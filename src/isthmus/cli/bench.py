@@ -1,0 +1,62 @@
+"""`isthmus bench MODEL`: tokens per second, and how near decoding comes to the machine's own read limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.cli import options
+from isthmus.config import DEFAULT_CHUNK_TOKENS, DEFAULT_CONTEXT_TOKENS, check_int
+
+
+def bench(
+    model: options.Model,
+    prompt_tokens: Annotated[int, typer.Option("-p", "--prompt-tokens", help="Tokens of prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to decode, at least.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    threads: options.Threads = None,
+    isa: options.Isa = None,
+    kv_dtype: options.KvDtype = "bf16",
+    exact_batching: options.ExactBatching = False,
+    chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
+    debug: options.Debug = False,
+) -> None:
+    """Measure prefill and decode, the latter against what the memory gives."""
+    options.configure_logging(debug)
+    check_int("-p", prompt_tokens, 1, 1 << 20)
+    check_int("-n", new_tokens, 1, 1 << 20)
+    need = prompt_tokens + new_tokens + 1
+    run_options = {
+        "context_tokens": need if need > DEFAULT_CONTEXT_TOKENS else None,
+        "threads": threads,
+        "isa": isa,
+        "kv_dtype": kv_dtype,
+        "exact_batching": exact_batching,
+        "chunk_tokens": chunk,
+    }
+    from isthmus.config import RunOptions
+
+    checked = RunOptions.from_kwargs(**run_options)
+
+    from isthmus.cli.load import describe, load, say
+    from isthmus.cli.measure import measure
+    from isthmus.engine.engine import Engine
+    from isthmus.resolve import resolve_model
+
+    path = resolve_model(model)
+    engine = load(lambda progress: Engine(path, checked, progress), Path(model).name)
+    say(describe(engine.info))
+    result = measure(engine, prompt_tokens, new_tokens)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"prefill  {result['prefill_tok_s']:8.1f} tok/s  ({prompt_tokens} tokens)")
+    print(
+        f"decode   {result['decode_tok_s']:8.1f} tok/s  ({result['bytes_per_token'] / 1e9:.3f} GB a token "
+        f"is {result['read_gb_s']:.1f} GB/s: {result['decode_share']:.0%} of what this memory gives, "
+        f"{result['read_limit_gb_s']:.1f} GB/s at its best)"
+    )
+    print(f"outside weight products {result['outside_products_share']:.1%} of a decode step")

@@ -1,0 +1,59 @@
+"""Loading a model for a command: a bar while it loads, one line when it has. Both on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from isthmus.engine.engine import Progress
+    from isthmus.engine.request import ModelInfo
+
+T = TypeVar("T")
+
+
+def load(make: Callable[[Progress], T], name: str) -> T:
+    """What `make` makes, given a progress function that draws the bar."""
+    with _bar(name) as progress:
+        return make(progress)
+
+
+def describe(info: ModelInfo) -> str:
+    """What was loaded and how it will run, in one line."""
+    gb = info.weight_bytes / 1e9
+    return (
+        f"{info.name}: {info.architecture}, {gb:.2f} GB in {info.load_seconds:.1f} s "
+        f"({gb / info.load_seconds:.1f} GB/s), context {info.context_tokens} tokens, "
+        f"{info.isa}, {info.threads} thread{'s' if info.threads > 1 else ''}"
+    )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Progress]:
+    """Bytes, rate and time left; nothing at all when stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import (
+        Progress as RichProgress,
+    )
+
+    columns: list[Any] = [TextColumn("loading {task.description}"), BarColumn(), DownloadColumn()]
+    columns += [TransferSpeedColumn(), TimeRemainingColumn()]
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,212 @@
+"""The measurement of `isthmus bench`: prefill, then slices of decoding between slices of plain reading.
+
+On a shared machine the memory's speed drifts by tens of percent within a minute. Each slice of decoding is
+therefore divided by the slice of reading just before it, and the share is the median of these ratios.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from isthmus import __version__, native
+from isthmus.engine.engine import Engine
+from isthmus.engine.request import Request, SamplingParams
+from isthmus.errors import EngineError
+
+READ_BYTES = 1 << 30  # far beyond any cache
+SLICE_S = 0.5  # longest, unless one token takes longer
+SHORTEST_SLICE_S = 0.1  # below this the ends of a slice count for too much
+MIN_PAIRS = 15
+PREFILLS = 3
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A slice of reading and the slice of decoding after it."""
+
+    limit_gb_s: float
+    tokens: int
+    seconds: float
+    bytes_read: float  # weights and cache that the tokens made the CPU read
+
+    @property
+    def share(self) -> float:
+        return self.bytes_read / self.seconds / 1e9 / self.limit_gb_s
+
+
+def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
+    """The object that --json prints."""
+    vocab = engine.info.vocab_size
+    _prefill(engine, _prompt(min(prompt_tokens, 64), vocab, seed=0))  # pages and caches as in use
+    prefill_s = median(_prefill(engine, _prompt(prompt_tokens, vocab, seed=1 + i)) for i in range(PREFILLS))
+    with ProductTimer() as timer:
+        pairs = _decode_pairs(engine, _prompt(prompt_tokens, vocab, seed=9), new_tokens, timer)
+    tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)
+    bytes_per_token = sum(pair.bytes_read for pair in pairs) / tokens
+    return {
+        "model": engine.info.name,
+        "isa": engine.info.isa,
+        "threads": engine.info.threads,
+        "prefill_tok_s": prompt_tokens / prefill_s,
+        "decode_tok_s": tokens / seconds,
+        "bytes_per_token": round(bytes_per_token),
+        "read_gb_s": bytes_per_token * tokens / seconds / 1e9,
+        "read_limit_gb_s": max(pair.limit_gb_s for pair in pairs),
+        "decode_share": median(pair.share for pair in pairs),
+        "outside_products_share": 1.0 - timer.seconds / seconds,
+        "commit": commit(),
+    }
+
+
+def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, timer: ProductTimer) -> list[Pair]:
+    """At least MIN_PAIRS pairs and `new_tokens` tokens, each slice of a length between the two bounds."""
+    probe = native.ReadProbe(READ_BYTES)
+    probe.run(SHORTEST_SLICE_S)  # the first touch of its pages
+    decoder = _Decoder(engine, prompt)
+    started = time.perf_counter()
+    decoder.token()
+    token_s = time.perf_counter() - started
+    # 15 slices over the tokens asked for, if that makes them neither too long nor too short.
+    slice_s = min(max(token_s * new_tokens / MIN_PAIRS, SHORTEST_SLICE_S), SLICE_S)
+    timer.seconds = 0.0
+    pairs: list[Pair] = []
+    while len(pairs) < MIN_PAIRS or sum(pair.tokens for pair in pairs) < new_tokens:
+        with timer.paused():
+            limit = probe.run(slice_s)
+            decoder.ensure_running()
+        pairs.append(_decode_slice(decoder, slice_s, limit))
+    return pairs
+
+
+def _decode_slice(decoder: _Decoder, slice_s: float, limit_gb_s: float) -> Pair:
+    """As many tokens as `slice_s` seconds hold, as far as the last ones tell, and at least one."""
+    tokens, seconds, bytes_read = 0, 0.0, 0.0
+    started = time.perf_counter()
+    while tokens == 0 or (not decoder.finished and seconds * (tokens + 1) / tokens <= slice_s):
+        bytes_read += decoder.token()
+        tokens += 1
+        seconds = time.perf_counter() - started
+    return Pair(limit_gb_s, tokens, seconds, bytes_read)
+
+
+class _Decoder:
+    """An endless answer: when the context is full, the same prompt starts again, outside the slices."""
+
+    def __init__(self, engine: Engine, prompt: list[int]) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self.finished = True
+        self.ensure_running()
+
+    def ensure_running(self) -> None:
+        if self.finished:
+            self._engine.add(Request("bench", self._prompt, SamplingParams(temperature=0.0)))
+            self.finished = False
+            while not self._step():
+                pass
+
+    def token(self) -> float:
+        """Decodes one token; returns the bytes this read: the active weights, and the cache up to here."""
+        depth = self._engine.num_computed("bench") + 1
+        self._step()
+        return self._engine.plan.decode_weight_bytes + depth * self._engine.plan.kv_token_bytes
+
+    def _step(self) -> bool:
+        """One step; True if it gave a token."""
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.error:
+                raise EngineError(output.error)
+            self.finished = output.finish_reason is not None
+        return bool(outputs)
+
+
+class ProductTimer:
+    """Within the context, seconds spent in products with weights, by timing the calls of the three operators.
+
+    The two clock readings cost about 0.1 us a call, of some hundreds of microseconds.
+    """
+
+    OPERATORS: tuple[Any, ...] = (native.Linear, native.HeadLinear, native.Experts)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._plain: list[Callable[..., None]] = []
+
+    def __enter__(self) -> ProductTimer:
+        for operator in self.OPERATORS:
+            self._plain.append(operator.__call__)
+            operator.__call__ = self._timed(operator.__call__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for operator, plain in zip(self.OPERATORS, self._plain, strict=True):
+            operator.__call__ = plain
+
+    def paused(self) -> _Paused:
+        """A context whose products do not count."""
+        return _Paused(self)
+
+    def _timed(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            started = time.perf_counter()
+            plain(*arguments)
+            self.seconds += time.perf_counter() - started
+
+        return call
+
+
+class _Paused:
+    def __init__(self, timer: ProductTimer) -> None:
+        self._timer = timer
+
+    def __enter__(self) -> None:
+        self._seconds = self._timer.seconds
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.seconds = self._seconds
+
+
+def commit() -> str:
+    """The commit this runs from, with + if files differ from it; the version where it is no checkout."""
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        if git("ls-files", "--error-unmatch", Path(__file__).name) == "":
+            return __version__
+        dirty = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+
+
+def _prompt(count: int, vocab_size: int, seed: int) -> list[int]:
+    """Random tokens: experts are chosen as evenly as they get."""
+    generator = random.Random(seed)
+    return [generator.randrange(vocab_size) for _ in range(count)]
+
+
+def _prefill(engine: Engine, prompt: list[int]) -> float:
+    """Seconds from the first step to the first token."""
+    engine.add(Request("prefill", prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+    started = time.perf_counter()
+    while engine.has_work:
+        for output in engine.step():
+            if output.error:
+                raise EngineError(output.error)
+    return time.perf_counter() - started

@@ -1,0 +1,181 @@
+"""`LLM`: text in, text out, in this process.
+
+    llm = LLM("demo")
+    print(llm.generate("The sky is").text)
+    for delta in llm.chat([{"role": "user", "content": "Why is it blue?"}], stream=True):
+        print(delta.text, end="", flush=True)
+
+One prompt gives one `Completion`, a list of prompts gives a list; with stream=True both give an iterator of
+`Delta`. The engine runs while the iterator is read; an iterator that is dropped or closed ends its requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from isthmus.config import RunOptions
+from isthmus.engine.answer import Answer, Completion, Delta, Timings
+from isthmus.engine.engine import Engine, Progress
+from isthmus.engine.request import ModelInfo, Request, SamplingParams
+from isthmus.errors import TemplateError
+from isthmus.resolve import resolve_model
+from isthmus.tokenizer import ChatTemplate, Tokenizer
+from isthmus.weights.source import open_weights
+
+__all__ = ["LLM", "Completion", "Delta", "Timings"]
+
+Prompt = str | list[int]  # text (never parsed for special tokens), or token ids as they are
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+
+
+class LLM:
+    """A model with its tokenizer and chat template. `options` are the fields of RunOptions."""
+
+    def __init__(self, model: str | Path, *, progress: Progress | None = None, **options: Any) -> None:
+        run_options = RunOptions.from_kwargs(**options)
+        path = resolve_model(str(model))
+        # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
+        with closing(open_weights(path)) as source:
+            self.tokenizer = Tokenizer.from_gguf(source.metadata)
+            template = source.metadata.get("tokenizer.chat_template")
+        self.chat_template = ChatTemplate.for_tokenizer(template, self.tokenizer) if template else None
+        self.engine = Engine(path, run_options, progress)
+        self._ids = itertools.count()
+        self._answers: dict[str, Answer] = {}
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    def close(self) -> None:
+        self.engine.close()
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # an empty list: of prompts, says the implementation
+        self, prompts: Prompt, params: SamplingParams | None = None, *, stream: Literal[False] = False
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+    ) -> Generator[Delta, None, None]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+    ) -> Completion | list[Completion] | Generator[Delta, None, None]:
+        """Continues one prompt or several. Raises UsageError and ContextLengthError before anything runs."""
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            return self._answer([self._encoded(prompts)], params, stream, single=True)  # type: ignore[arg-type]
+        return self._answer([self._encoded(p) for p in prompts], params, stream, single=False)  # type: ignore[arg-type]
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: Literal[True]
+    ) -> Generator[Delta, None, None]: ...
+
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: bool = False
+    ) -> Completion | Generator[Delta, None, None]:
+        """Answers the last of `messages`. Raises TemplateError, UsageError and ContextLengthError."""
+        if self.chat_template is None:
+            raise TemplateError("this model's file has no chat template; use generate (--raw) instead")
+        segments = self.chat_template.render([dict(message) for message in messages])
+        return self._answer([self.tokenizer.encode_segments(segments)], params, stream, single=True)
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special=True, parse_special=False)
+        return list(prompt)
+
+    def _answer(
+        self, prompts: list[list[int]], params: SamplingParams | None, stream: bool, *, single: bool
+    ) -> Any:
+        answers = self._start(prompts, params or SamplingParams())
+        deltas = self._stream(answers)
+        next(deltas)  # up to the first yield: from here on dropping the iterator ends its requests
+        if stream:
+            return deltas
+        for _ in deltas:
+            pass
+        completions = [answer.completion for answer in answers]
+        return completions[0] if single else completions
+
+    def _start(self, prompts: list[list[int]], params: SamplingParams) -> list[Answer]:
+        """Queues all prompts, or none if one is refused."""
+        answers: list[Answer] = []
+        stop_ids = frozenset(self.tokenizer.stop_ids | set(params.stop_token_ids))
+        try:
+            for index, prompt in enumerate(prompts):
+                request = Request(f"llm-{next(self._ids)}", prompt, params, stop_ids)
+                self.engine.add(request)
+                answers.append(Answer(request, index, self.tokenizer))
+                self._answers[request.id] = answers[-1]
+        except Exception:
+            self._drop(answers)
+            raise
+        return answers
+
+    def _stream(self, answers: list[Answer]) -> Generator[Delta, None, None]:
+        """Runs the engine until these are done. Answers of other iterators get their share of each step."""
+        try:
+            yield Delta(0, "", 0)  # taken by _answer
+            while True:
+                for answer in answers:
+                    while answer.deltas:
+                        yield answer.deltas.popleft()
+                if all(answer.completion for answer in answers):
+                    return
+                self._step()
+        finally:
+            self._drop(answers)
+
+    def _drop(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            self.engine.cancel(answer.request.id)
+            self._answers.pop(answer.request.id, None)
+
+    def _step(self) -> None:
+        before = time.perf_counter()
+        outputs = self.engine.step()
+        now = time.perf_counter()
+        for output in outputs:
+            answer = self._answers.get(output.request_id)
+            if answer is None:
+                continue  # dropped before; its "cancelled" comes now
+            if answer.take(output, before, now):
+                self.engine.cancel(output.request_id)
+            if answer.completion is not None:
+                del self._answers[output.request_id]
+        told = {output.request_id for output in outputs}
+        for request_id, answer in self._answers.items():
+            num_computed = self.engine.num_computed(request_id)
+            if request_id not in told and num_computed:
+                answer.computed(num_computed, before)
