@@ -12,7 +12,17 @@ CSRC = PACKAGE.parent.parent / "csrc"
 
 # Package -> packages it may import, beside itself and the shared leaves. Arrows point one way.
 ALLOWED = {
-    "cli": {"server", "engine", "models", "native", "placement", "tokenizer", "weights", "formats", "resolve"},
+    "cli": {
+        "server",
+        "engine",
+        "models",
+        "native",
+        "placement",
+        "tokenizer",
+        "weights",
+        "formats",
+        "resolve",
+    },
     "server": {"engine", "tokenizer", "resolve"},
     "engine": {"models", "modules", "native", "placement", "tokenizer", "weights", "formats", "resolve"},
     "models": {"modules", "weights", "formats", "engine"},  # engine: only batch and state, see below
@@ -96,7 +106,9 @@ def test_part_is_free_of_torch(part: str) -> None:
 
 def test_environment_is_read_in_one_file() -> None:
     readers = [
-        str(p.relative_to(PACKAGE)) for p in modules() if "environ" in p.read_text() or "getenv" in p.read_text()
+        str(p.relative_to(PACKAGE))
+        for p in modules()
+        if "environ" in p.read_text() or "getenv" in p.read_text()
     ]
     assert readers == ["config.py"]
 

@@ -6,13 +6,11 @@ the machine's read bandwidth divided by them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
-
-from isthmus.errors import MalformedFileError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from isthmus.weights.metadata import Metadata
     from isthmus.weights.source import RawTensor, WeightSource
 
 KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
@@ -28,7 +26,7 @@ def loaded_bytes(tensor: RawTensor) -> int:
         return 4 * prod(tensor.shape)
     if tensor.name.endswith(".attn_kv_b.weight"):
         return 2 * prod(tensor.shape)
-    return len(tensor.data)
+    return tensor.nbytes
 
 
 def weight_bytes(source: WeightSource) -> int:
@@ -37,8 +35,7 @@ def weight_bytes(source: WeightSource) -> int:
 
 def decode_weight_bytes(source: WeightSource) -> float:
     """Weight bytes read for one decoded token: of the experts the chosen ones, of an embedding one row."""
-    architecture = source.metadata.get("general.architecture")
-    used = _int(source.metadata, f"{architecture}.expert_used_count", 0)
+    used = source.metadata.int(key(source.metadata, "expert_used_count"), 0, min=0)
     tied = "output.weight" not in source.tensors  # then the embedding is the LM head too and is read in full
     total = 0.0
     for name, tensor in source.tensors.items():
@@ -51,27 +48,22 @@ def decode_weight_bytes(source: WeightSource) -> float:
     return total
 
 
-def kv_token_bytes(metadata: Mapping[str, Any], kv_dtype: str) -> int:
+def kv_token_bytes(metadata: Metadata, kv_dtype: str) -> int:
     """Bytes of one token in the cache, over all layers."""
-    architecture = metadata.get("general.architecture")
-    layers = _int(metadata, f"{architecture}.block_count")
-    latent = _int(metadata, f"{architecture}.attention.kv_lora_rank", 0)
+    layers = metadata.int(key(metadata, "block_count"), min=1)
+    latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
     if latent:
-        values = layers * (latent + _int(metadata, f"{architecture}.rope.dimension_count"))
+        values = layers * (latent + metadata.int(key(metadata, "rope.dimension_count"), min=1))
     else:
-        heads = _int(metadata, f"{architecture}.attention.head_count", low=1)
-        head_dim = _int(metadata, f"{architecture}.embedding_length") // heads
-        keys = _int(metadata, f"{architecture}.attention.key_length", head_dim)
-        width = keys + _int(metadata, f"{architecture}.attention.value_length", head_dim)
-        values = layers * _int(metadata, f"{architecture}.attention.head_count_kv", heads) * width
+        heads = metadata.int(key(metadata, "attention.head_count"), min=1)
+        head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // heads
+        width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
+        width += metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
+        kv_heads = metadata.int_per_layer(key(metadata, "attention.head_count_kv"), layers, heads, min=1)
+        values = sum(kv_heads) * width
     return values * KV_VALUE_BYTES[kv_dtype]
 
 
-def _int(metadata: Mapping[str, Any], key: str, default: int | None = None, low: int = 0) -> int:
-    """A count from the metadata; MalformedFileError names the key if it is missing or absurd."""
-    value = metadata.get(key, default)
-    if value is None:
-        raise MalformedFileError(f"the metadata lacks {key}, needed to plan the model's memory")
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 40:
-        raise MalformedFileError(f"the metadata has {key} = {value!r}; a whole number from {low} is needed")
-    return value
+def key(metadata: Metadata, name: str) -> str:
+    """The key of a model's parameter: it begins with the architecture's name."""
+    return f"{metadata.str('general.architecture')}.{name}"

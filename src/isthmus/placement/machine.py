@@ -29,7 +29,7 @@ class Machine:
         memory = _meminfo(root)
         limits = [(limit, free) for limit, free in _memory_limits(root) if limit < UNLIMITED_BYTES]
         return cls(
-            cores=max(1, min(cores, math.ceil(quota))),
+            cores=max(1, math.ceil(min(cores, quota))),
             total_bytes=min([memory["MemTotal"], *(limit for limit, _ in limits)]),
             available_bytes=max(0, min([memory["MemAvailable"], *(free for _, free in limits)])),
         )

@@ -5,16 +5,16 @@ Made from the file's header, so a model that does not fit is refused before any 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
-from isthmus.errors import MalformedFileError, NotEnoughMemoryError, UsageError
-from isthmus.placement.cost import decode_weight_bytes, kv_token_bytes, weight_bytes
+from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, RunOptions
+from isthmus.errors import NotEnoughMemoryError, UsageError
+from isthmus.placement.cost import decode_weight_bytes, key, kv_token_bytes, weight_bytes
 from isthmus.placement.machine import Machine
 
 if TYPE_CHECKING:
+    from isthmus.weights.metadata import Metadata
     from isthmus.weights.source import WeightSource
 
 GIB = 1 << 30
@@ -80,29 +80,22 @@ def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
     return made
 
 
-def context_length(metadata: Mapping[str, Any]) -> int:
+def context_length(metadata: Metadata) -> int:
     """Tokens the model was trained for."""
-    key = f"{metadata.get('general.architecture')}.context_length"
-    value = metadata.get(key)
-    if not isinstance(value, int) or not 2 <= value < 1 << 40:
-        raise MalformedFileError(f"the file's metadata has {key} = {value!r}; a number of tokens is needed")
-    return value
+    return metadata.int(key(metadata, "context_length"), min=2, max=MAX_CONTEXT_TOKENS)
 
 
-def _step_bytes(metadata: Mapping[str, Any], rows: int) -> int:
+def _step_bytes(metadata: Metadata, rows: int) -> int:
     """Activations of a step in fp32, from above: 16 of the hidden width, 3 of the chosen experts' width."""
-    architecture = metadata.get("general.architecture")
 
-    def count(key: str) -> int:
-        value = metadata.get(f"{architecture}.{key}", 0)
-        return value if isinstance(value, int) else max(value, default=0)
+    def count(name: str, default: int = 0) -> int:
+        return metadata.int(key(metadata, name), default, min=0)
 
-    inner = max(
-        count("feed_forward_length"),
-        (count("expert_used_count") + count("expert_shared_count")) * count("expert_feed_forward_length"),
-    )
-    tokens = metadata.get("tokenizer.ggml.tokens", ())
-    return 4 * rows * (16 * count("embedding_length") + 3 * inner) + 16 * len(tokens)
+    dense = count("feed_forward_length")
+    chosen = count("expert_used_count") + count("expert_shared_count")
+    inner = max(dense, chosen * count("expert_feed_forward_length", dense))
+    vocab = len(metadata.get("tokenizer.ggml.tokens", ()))
+    return 4 * rows * (16 * count("embedding_length") + 3 * inner) + 16 * vocab
 
 
 def _refusal(made: Plan) -> NotEnoughMemoryError:

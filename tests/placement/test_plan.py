@@ -1,0 +1,156 @@
+"""The plan, by numbers small enough to add up by hand."""
+
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.config import RunOptions
+from isthmus.errors import MalformedFileError, NotEnoughMemoryError, UsageError
+from isthmus.formats.spec import by_name
+from isthmus.placement.cost import decode_weight_bytes, kv_token_bytes, weight_bytes
+from isthmus.placement.machine import Machine
+from isthmus.placement.plan import plan
+from isthmus.weights.metadata import Metadata
+from isthmus.weights.source import RawTensor
+
+GIB = 1 << 30
+LARGE = Machine(cores=8, total_bytes=1024 * GIB, available_bytes=1000 * GIB)
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.context_length": 32768,
+    "llama.block_count": 2,
+    "llama.embedding_length": 64,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.feed_forward_length": 128,
+    "llama.expert_count": 8,
+    "llama.expert_used_count": 2,
+}
+
+
+def tensor(name: str, format_name: str, *shape: int) -> RawTensor:
+    spec = by_name(format_name)
+    nbytes = prod(shape) // spec.block_columns * spec.block_bytes
+    return RawTensor(name, shape, spec, memoryview(bytes(nbytes)), Path("model.gguf"))
+
+
+@dataclass
+class Source:
+    metadata: Metadata
+    tensors: dict[str, RawTensor]
+    path: Path = Path("model.gguf")
+
+    def release(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def source(*tensors: RawTensor, **changes: Any) -> Source:
+    metadata = METADATA | {key.replace("__", "."): value for key, value in changes.items()}
+    return Source(Metadata(metadata, Path("model.gguf")), {t.name: t for t in tensors})
+
+
+MODEL = [
+    tensor("token_embd.weight", "q8_0", 100, 64),  # 100 * 2 blocks * 34 bytes = 6800
+    tensor("output.weight", "q8_0", 100, 64),  # 6800
+    tensor("blk.0.attn_norm.weight", "f32", 64),  # 256
+    tensor("blk.0.ffn_gate_inp.weight", "f32", 8, 64),  # 2048
+    tensor("blk.0.ffn_up_exps.weight", "q8_0", 8, 128, 64),  # 8 * 128 * 2 * 34 = 69632
+]
+
+
+def test_weight_bytes_are_the_files() -> None:
+    assert weight_bytes(source(*MODEL)) == 6800 + 6800 + 256 + 2048 + 69632
+
+
+def test_a_decoded_token_reads_the_chosen_experts_and_one_row_of_the_embedding() -> None:
+    assert decode_weight_bytes(source(*MODEL)) == 68 + 6800 + 256 + 2048 + 69632 * 2 / 8
+
+
+def test_a_tied_embedding_is_read_in_full_as_the_head() -> None:
+    tied = [t for t in MODEL if t.name != "output.weight"]
+    assert decode_weight_bytes(source(*tied)) == 6800 + 256 + 2048 + 69632 * 2 / 8
+
+
+def test_what_is_not_kept_as_the_file_has_it() -> None:
+    """A router and norms are fp32, a joined kv_b is BF16."""
+    router = tensor("blk.0.ffn_gate_inp.weight", "bf16", 8, 64)
+    kv_b = tensor("blk.0.attn_kv_b.weight", "q8_0", 64, 32)
+    assert weight_bytes(source(router, kv_b)) == 4 * 8 * 64 + 2 * 64 * 32
+
+
+def test_bytes_of_a_token_in_the_cache() -> None:
+    # 2 layers, 2 heads of keys and of values, 64 / 4 = 16 values each, 2 bytes a value
+    assert kv_token_bytes(source().metadata, "bf16") == 2 * 2 * (16 + 16) * 2
+    assert kv_token_bytes(source().metadata, "f32") == 2 * 2 * (16 + 16) * 4
+    wide = source(llama__attention__key_length=96, llama__attention__value_length=32)
+    assert kv_token_bytes(wide.metadata, "bf16") == 2 * 2 * (96 + 32) * 2
+
+
+def test_latent_attention_caches_576_values_a_token_and_layer() -> None:
+    latent = source(llama__attention__kv_lora_rank=512, llama__rope__dimension_count=64)
+    assert kv_token_bytes(latent.metadata, "bf16") == 2 * 576 * 2
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "got"), [(32768, None, 8192), (4096, None, 4096), (32768, 20000, 20000)]
+)
+def test_the_context_is_what_was_asked_or_the_smaller_of_8192_and_the_models(
+    trained: int, asked: int | None, got: int
+) -> None:
+    made = plan(LARGE, source(*MODEL, llama__context_length=trained), RunOptions(context_tokens=asked))
+    assert made.context_tokens == got
+    assert made.num_blocks * 64 >= got > (made.num_blocks - 1) * 64
+
+
+def test_a_context_beyond_the_models_is_a_mistake_of_the_user() -> None:
+    with pytest.raises(UsageError, match="context of 40000 tokens is asked for; this model's limit is 32768"):
+        plan(LARGE, source(*MODEL), RunOptions(context_tokens=40000))
+
+
+def test_without_a_wish_the_context_shrinks_to_what_fits() -> None:
+    needed = plan(LARGE, source(*MODEL), RunOptions())
+    tight = replace(LARGE, available_bytes=needed.need_bytes - 1)
+    made = plan(tight, source(*MODEL), RunOptions())
+    assert made.context_tokens == 8192 - 64
+    with pytest.raises(NotEnoughMemoryError, match=r"a shorter context \(--ctx\)"):
+        plan(tight, source(*MODEL), RunOptions(context_tokens=8192))
+
+
+def test_a_model_that_does_not_fit_is_refused_with_need_and_have_in_gib() -> None:
+    huge = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(600 * GIB))  # type: ignore[arg-type]
+    small = Machine(cores=2, total_bytes=24 * GIB, available_bytes=22 * GIB)
+    with pytest.raises(
+        NotEnoughMemoryError, match=r"needs 600\.\d GiB \(weights 600\.0, .* 22\.0 GiB"
+    ) as caught:
+        plan(small, source(*MODEL, huge), RunOptions())
+    assert caught.value.have_bytes == 22 * GIB
+    assert caught.value.need_bytes > 600 * GIB
+
+
+@dataclass
+class Sized:
+    """As a view into a mapped file: large, and never read."""
+
+    nbytes: int
+
+
+def test_threads_are_the_cores_unless_asked_for() -> None:
+    assert plan(LARGE, source(*MODEL), RunOptions()).threads == 8
+    assert plan(LARGE, source(*MODEL), RunOptions(threads=3)).threads == 3
+
+
+@pytest.mark.parametrize(
+    "missing", ["context_length", "block_count", "attention.head_count", "embedding_length"]
+)
+def test_metadata_that_cannot_be_planned_with_names_its_key(missing: str) -> None:
+    broken = source(*MODEL)
+    broken.metadata = Metadata(
+        {k: v for k, v in METADATA.items() if k != f"llama.{missing}"}, Path("model.gguf")
+    )
+    with pytest.raises(MalformedFileError, match=f"llama.{missing}"):
+        plan(LARGE, broken, RunOptions())
