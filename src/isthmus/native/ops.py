@@ -68,8 +68,8 @@ def pack(
 
     data: the tensor's bytes as a GGUF file holds them (read-only is fine; not kept), or (address, nbytes).
     format_id: ggml's type id. Raises ValueError if there are no kernels for the format, columns are not a
-    multiple of its block, the bytes are not exactly what the sizes give, or a block's scale is Inf or NaN (named by
-    expert, row and block); MemoryError.
+    multiple of its block, the bytes are not exactly what the sizes give, or a block's scale is Inf or NaN
+    (named by expert, row and block); MemoryError.
     """
     if isinstance(data, tuple):
         address, nbytes = data

@@ -1,0 +1,339 @@
+"""The fused experts operator against a plain loop over the dequantised weights, in float64.
+
+Every expert differs, so that a mixed-up row, expert or matrix shows as an error of the outputs' own size.
+Where all weights are F32 the bound is fp32's; with int8 each of the three products adds its own relative error
+in squares: sqrt(3) times the bound of one, 1 % for GEMV and 1.2 % for GEMM.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from random_weights import Weight, random_weight
+
+from isthmus import native
+
+FP32_BOUND = 1e-5
+INT8_BOUND = 3**0.5 * 0.012
+E, H, F, SHARED_F = 12, 256, 256, 512
+
+
+@pytest.fixture(autouse=True)
+def threads_and_isa_restored() -> Iterator[None]:
+    threads, isa = native.num_threads(), native.current_isa()
+    yield
+    native.set_threads(threads)
+    native.use_isa(isa)
+
+
+@dataclass(frozen=True)
+class Ffn:
+    gate: Weight
+    up: Weight
+    down: Weight
+
+    @property
+    def packed(self) -> tuple[native.PackedWeight, native.PackedWeight, native.PackedWeight]:
+        return self.gate.packed, self.up.packed, self.down.packed
+
+    def reference(self, x: np.ndarray, expert: int, act: native.Act) -> np.ndarray:
+        """[H] of one token, float64."""
+        gate = torch.from_numpy(self.gate.values[expert] @ x)
+        up = torch.from_numpy(self.up.values[expert] @ x)
+        if act.limit > 0:
+            gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+        functions = {
+            "silu": torch.nn.functional.silu,
+            "gelu": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+        }
+        return self.down.values[expert] @ (functions[act.kind](gate) * up).numpy()
+
+
+_SEEDS = itertools.count(1)
+
+
+def make_ffn(formats: str | tuple[str, str, str], experts: int, hidden: int, inner: int) -> Ffn:
+    gate, up, down = (formats,) * 3 if isinstance(formats, str) else formats
+    return Ffn(
+        random_weight(gate, experts, inner, hidden, next(_SEEDS)),
+        random_weight(up, experts, inner, hidden, next(_SEEDS)),
+        random_weight(down, experts, hidden, inner, next(_SEEDS)),
+    )
+
+
+@dataclass(frozen=True)
+class Input:
+    x: torch.Tensor  # [T, H]
+    ids: torch.Tensor | None  # int32 [T, k]
+    weights: torch.Tensor | None  # [T, k]
+    shared_weights: torch.Tensor | None  # [T]
+    residual: torch.Tensor | None  # [T, H]
+
+    def rows(self, rows: slice) -> Input:
+        parts = (self.x, self.ids, self.weights, self.shared_weights, self.residual)
+        return Input(*(None if part is None else part[rows].contiguous() for part in parts))
+
+
+def make_input(tokens: int, k: int, experts: int = E, hidden: int = H, seed: int = 0) -> Input:
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(experts, generator=rng)[:k] for _ in range(tokens)]).to(torch.int32)
+    return Input(
+        torch.randn(tokens, hidden, generator=rng),
+        ids,
+        torch.rand(tokens, k, generator=rng) + 0.1,
+        torch.rand(tokens, generator=rng) + 0.1,
+        torch.randn(tokens, hidden, generator=rng),
+    )
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def call(op: native.Experts, given: Input, out: torch.Tensor | None = None) -> torch.Tensor:
+    y = torch.full_like(given.x, float("nan")) if out is None else out
+    k = 1 if given.ids is None else given.ids.shape[1]
+    op(
+        given.x.data_ptr(),
+        given.x.shape[0],
+        address(given.ids),
+        address(given.weights),
+        k,
+        address(given.shared_weights),
+        y.data_ptr(),
+        address(given.residual),
+    )
+    return y
+
+
+def reference(routed: Ffn, shared: Ffn | None, given: Input, act: native.Act) -> np.ndarray:
+    y = np.zeros(given.x.shape)
+    for t, x in enumerate(given.x.double().numpy()):
+        for j, expert in enumerate([0] if given.ids is None else given.ids[t].tolist()):
+            weight = 1.0 if given.weights is None else float(given.weights[t, j])
+            y[t] += weight * routed.reference(x, expert, act)
+        if shared is not None:
+            weight = 1.0 if given.shared_weights is None else float(given.shared_weights[t])
+            y[t] += weight * shared.reference(x, 0, act)
+        if given.residual is not None:
+            y[t] += given.residual[t].numpy()
+    return y
+
+
+def assert_close(y: torch.Tensor, expected: np.ndarray, bound: float) -> None:
+    """Every row's error norm within `bound` of the row's norm; a failure names the worst row."""
+    errors = np.linalg.norm(y.double().numpy() - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    worst = int(np.nanargmax(np.where(np.isnan(errors), np.inf, errors)))
+    assert errors[worst] <= bound, f"token {worst}: relative error {errors[worst]:.2e} > {bound:.2e}"
+
+
+def without_residual(given: Input) -> Input:
+    return Input(given.x, given.ids, given.weights, given.shared_weights, None)
+
+
+@pytest.fixture(scope="module")
+def f32_ffn() -> Ffn:
+    return make_ffn("f32", E, H, F)
+
+
+@pytest.fixture(scope="module")
+def f32_shared() -> Ffn:
+    return make_ffn("f32", 1, H, SHARED_F)
+
+
+# --- against the loop ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 33, 200])
+def test_f32_experts_shared_expert_and_residual_equal_the_loop(
+    f32_ffn: Ffn, f32_shared: Ffn, tokens: int, k: int, exact: bool
+) -> None:
+    given = make_input(tokens, k)
+    act = native.Act("silu")
+    op = native.Experts(*f32_ffn.packed, shared=f32_shared.packed, act=act, exact=exact)
+    assert_close(call(op, given), reference(f32_ffn, f32_shared, given, act), FP32_BOUND)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 33, 200])
+@pytest.mark.parametrize(
+    ("formats", "shared_formats"),
+    [
+        (("q4_k", "q4_k", "q6_k"), ("q8_0", "q8_0", "q8_0")),
+        (("q4_0", "q5_1", "q4_1"), ("q5_k", "q4_k", "q5_0")),
+        (("q8_0", "bf16", "q4_k"), ("f16", "q4_0", "bf16")),
+        (("bf16", "f32", "f16"), ("bf16", "bf16", "q8_0")),
+    ],
+)
+def test_gate_up_down_and_shared_may_all_differ_in_format(
+    formats: tuple[str, str, str], shared_formats: tuple[str, str, str], tokens: int, exact: bool
+) -> None:
+    routed, shared = make_ffn(formats, 8, H, F), make_ffn(shared_formats, 1, H, SHARED_F)
+    given = without_residual(make_input(tokens, 2, experts=8))  # it would hide the products' error
+    op = native.Experts(*routed.packed, shared=shared.packed, exact=exact)
+    assert_close(call(op, given), reference(routed, shared, given, native.Act()), INT8_BOUND)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+@pytest.mark.parametrize(
+    ("formats", "hidden", "inner"),
+    [("f32", 24, 40), ("f32", 56, 8), ("q8_0", 32, 96), ("q4_1", 96, 32), ("q5_0", 576, 160)],
+)
+def test_widths_that_are_not_whole_blocks_of_64(formats: str, hidden: int, inner: int, tokens: int) -> None:
+    routed, shared = make_ffn(formats, 4, hidden, inner), make_ffn(formats, 1, hidden, 2 * inner)
+    given = without_residual(make_input(tokens, 2, experts=4, hidden=hidden))
+    op = native.Experts(*routed.packed, shared=shared.packed)
+    bound = FP32_BOUND if formats == "f32" else INT8_BOUND
+    assert_close(call(op, given), reference(routed, shared, given, native.Act()), bound)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 200])
+def test_a_dense_ffn_is_one_expert_without_ids_or_weights(tokens: int) -> None:
+    dense = make_ffn("f32", 1, H, F)
+    given = Input(make_input(tokens, 1).x, None, None, None, None)
+    assert_close(
+        call(native.Experts(*dense.packed), given), reference(dense, None, given, native.Act()), FP32_BOUND
+    )
+
+
+def test_rows_of_one_expert_that_do_not_fit_a_cache_are_cut_into_groups() -> None:
+    # 8192 columns of codes: 64 rows a group, so 200 rows are 4 groups, routed and shared.
+    routed, shared = make_ffn("q8_0", 2, 8192, 64), make_ffn("q8_0", 1, 8192, 32)
+    given = without_residual(make_input(200, 1, experts=2, hidden=8192))
+    given.ids.fill_(1)
+    given.ids[50] = 0
+    op = native.Experts(*routed.packed, shared=shared.packed)
+    assert_close(call(op, given), reference(routed, shared, given, native.Act()), INT8_BOUND)
+
+
+@pytest.mark.parametrize("act", [native.Act("silu", 0.4), native.Act("gelu"), native.Act("gelu", 0.25)])
+def test_activations(f32_ffn: Ffn, act: native.Act) -> None:
+    given = make_input(7, 2)
+    assert_close(
+        call(native.Experts(*f32_ffn.packed, act=act), given),
+        reference(f32_ffn, None, given, act),
+        FP32_BOUND,
+    )
+    other = native.Act(act.kind, 0.0 if act.limit else 0.4)  # the limit must matter here
+    assert not np.allclose(
+        reference(f32_ffn, None, given, act), reference(f32_ffn, None, given, other), rtol=1e-3
+    )
+
+
+def test_a_token_may_name_an_expert_twice(f32_ffn: Ffn) -> None:
+    given = make_input(20, 4)
+    given.ids[:, 2] = given.ids[:, 0]
+    op = native.Experts(*f32_ffn.packed)
+    assert_close(call(op, given), reference(f32_ffn, None, given, native.Act()), FP32_BOUND)
+
+
+def test_out_may_be_x_or_the_residual(f32_ffn: Ffn) -> None:
+    for tokens in (1, 40):
+        given = make_input(tokens, 2)
+        op = native.Experts(*f32_ffn.packed)
+        expected = call(op, given)
+        residual = given.residual.clone()
+        aliased = Input(given.x, given.ids, given.weights, None, residual)
+        assert torch.equal(call(op, aliased, out=residual), expected)
+        x = given.x.clone()
+        assert torch.equal(
+            call(op, Input(x, given.ids, given.weights, None, given.residual), out=x), expected
+        )
+
+
+# --- equalities, bit for bit -----------------------------------------------------------------------
+
+MIXED = ("q4_k", "q5_0", "q6_k")
+MIXED_SHARED = ("q8_0", "bf16", "q4_1")
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[Ffn, Ffn]:
+    return make_ffn(MIXED, E, H, F), make_ffn(MIXED_SHARED, 1, H, SHARED_F)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+def test_any_number_of_threads_gives_the_same_bits(mixed: tuple[Ffn, Ffn], tokens: int, exact: bool) -> None:
+    given = make_input(tokens, 3)
+    op = native.Experts(*mixed[0].packed, shared=mixed[1].packed, exact=exact)
+    native.set_threads(1)
+    expected = call(op, given)
+    for threads in (2, 3, 4, 5, 6, 7, 31):
+        native.set_threads(threads)
+        assert torch.equal(call(op, given), expected), f"{threads} threads"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+def test_every_instruction_set_gives_the_same_bits(mixed: tuple[Ffn, Ffn], tokens: int, exact: bool) -> None:
+    given = make_input(tokens, 3)
+    op = native.Experts(*mixed[0].packed, shared=mixed[1].packed, exact=exact)
+    native.use_isa("scalar")
+    expected = call(op, given)
+    for isa in native.isa_names():
+        native.use_isa(isa)
+        assert torch.equal(call(op, given), expected), isa
+
+
+@pytest.mark.parametrize("tokens", [2, 7, 33, 200])
+def test_exact_batch_equals_each_token_alone(mixed: tuple[Ffn, Ffn], tokens: int) -> None:
+    given = make_input(tokens, 3)
+    op = native.Experts(*mixed[0].packed, shared=mixed[1].packed, exact=True)
+    alone = torch.cat([call(op, given.rows(slice(t, t + 1))) for t in range(tokens)])
+    assert torch.equal(call(op, given), alone)
+
+
+def test_without_exact_few_rows_per_expert_still_equal_each_token_alone(mixed: tuple[Ffn, Ffn]) -> None:
+    given = make_input(8, 3)  # at most 8 rows an expert: the same driver as for one
+    op = native.Experts(*mixed[0].packed, shared=mixed[1].packed)
+    alone = torch.cat([call(op, given.rows(slice(t, t + 1))) for t in range(8)])
+    assert torch.equal(call(op, given), alone)
+
+
+# --- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [-1, E, 2**31 - 1, -(2**31)])
+def test_an_id_that_is_no_expert_is_an_error_and_nothing_is_written(f32_ffn: Ffn, bad: int) -> None:
+    given = make_input(5, 2)
+    given.ids[3, 1] = bad
+    out = torch.full_like(given.x, 7.0)
+    with pytest.raises(ValueError, match=rf"expert id {bad} of token 3 is not in 0\.\.11"):
+        call(native.Experts(*f32_ffn.packed), given, out=out)
+    assert bool((out == 7.0).all())
+
+
+def test_calls_that_cannot_be_meant_are_refused(f32_ffn: Ffn) -> None:
+    op = native.Experts(*f32_ffn.packed)
+    x = torch.zeros(2, H)
+    with pytest.raises(ValueError, match="without expert ids every token has one expert, got k = 2"):
+        op(x.data_ptr(), 2, 0, 0, 2, 0, x.data_ptr())
+    with pytest.raises(ValueError, match="x and out must not be null"):
+        op(0, 2, 0, 0, 1, 0, x.data_ptr())
+    with pytest.raises(ValueError, match="rows must be 0 to"):
+        op(x.data_ptr(), -1, 0, 0, 1, 0, x.data_ptr())
+    op(0, 0, 0, 0, 1, 0, 0)  # no tokens: nothing to do
+
+
+def test_shapes_that_do_not_fit_are_refused_with_the_shapes() -> None:
+    good, other, one = make_ffn("f32", 4, 32, 64), make_ffn("f32", 4, 32, 48), make_ffn("f32", 1, 16, 8)
+    with pytest.raises(ValueError, match=r"gate 4 x \[64, 32\], up 4 x \[48, 32\] and down 4 x \[32, 64\]"):
+        native.Experts(good.gate.packed, other.up.packed, good.down.packed)
+    with pytest.raises(ValueError, match=r"down 4 x \[32, 48\] do not fit"):
+        native.Experts(good.gate.packed, good.up.packed, other.down.packed)
+    with pytest.raises(
+        ValueError, match="shared expert is one matrix over the same 32 columns, got 1 over 16"
+    ):
+        native.Experts(*good.packed, shared=one.packed)
+    with pytest.raises(ValueError, match="shared expert is one matrix"):
+        native.Experts(*good.packed, shared=good.packed)
+    with pytest.raises(ValueError, match="limit must be >= 0"):
+        native.Experts(*good.packed, act=native.Act("silu", float("nan")))
