@@ -109,8 +109,8 @@ def _q6_k(blocks: Bytes) -> Floats:
     low = _nibbles(blocks[:, :128], 64).reshape(-1, 2, 4, 32)
     pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     high = (pairs >> np.array([0, 2, 4, 6], dtype=np.uint8).reshape(4, 1)) & 3  # [n, 2, 4, 32]
-    codes = low + 16 * high - 32
-    scale = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, 16]
+    codes: Floats = low + 16 * high - 32
+    scale: Floats = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, 16]
     return (scale[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
 
 

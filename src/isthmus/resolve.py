@@ -1,0 +1,76 @@
+"""From what a user calls a model to the file to open: the one resolver, used by every command.
+
+A name is `demo`, the path of a .gguf file (any shard of a split model), or a folder that holds one model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from isthmus.errors import ModelFileError, UsageError
+from isthmus.weights.gguf_shards import shard_name
+
+DEMO = "demo"
+_LISTED = 6  # files that an error lists
+
+
+def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = None) -> Path:
+    """The path to give to `open_weights`.
+
+    progress: called with (bytes done, bytes in all) while the demo model is made. Raises UsageError for a
+    name that cannot be meant, ModelFileError for a folder without exactly one model, or a demo that cannot be
+    made.
+    """
+    if name == DEMO:
+        from isthmus.weights.demo import demo_model  # numpy is needed for this alone
+
+        return demo_model(progress)
+    if not name or "\x00" in name:
+        raise UsageError(f"a model must be 'demo' or the path of a .gguf file, got {name!r}")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _only_model(path)
+    if path.exists():
+        return path
+    raise UsageError(_not_found(name, path))
+
+
+def _only_model(folder: Path) -> Path:
+    """The single model of a folder: one .gguf or one split set. Image encoders (mmproj-*) do not count."""
+    files = sorted(p for p in folder.glob("*.gguf") if p.is_file() and not p.name.startswith("mmproj"))
+    models: dict[str, Path] = {}
+    for file in files:
+        shard = shard_name(file)
+        models.setdefault(f"{shard[0]} of {shard[2]}" if shard else file.name, file)
+    if len(models) == 1:
+        return files[0]
+    if models:
+        names = _list(path.name for path in models.values())
+        raise ModelFileError(f"{folder}: holds {len(models)} models, give the path of one of them: {names}")
+    text = f"{folder}: holds no .gguf file"
+    if any(folder.glob("*.safetensors")):
+        text += ", only safetensors; take the model in GGUF format"
+    raise ModelFileError(text)
+
+
+def _not_found(name: str, path: Path) -> str:
+    if "://" in name:
+        return f"no model at {name!r}: downloads are not supported; fetch the .gguf file and give its path"
+    folder = path.parent
+    if not folder.is_dir():
+        text = f"no model called {name!r}: the folder {str(folder)!r} does not exist"
+        return f"{text}; give the path of a .gguf file, or 'demo'"
+    here = sorted(p.name for p in folder.iterdir() if p.suffix == ".gguf" or p.is_dir())
+    near = difflib.get_close_matches(path.name, [*here, DEMO], n=3, cutoff=0.6)
+    if near:
+        found = (n if n == DEMO and n not in here else str(folder / n) for n in near)
+        return f"no model called {name!r}; did you mean {_list(found)}?"
+    return f"no model called {name!r}; give the path of a .gguf file, or 'demo'"
+
+
+def _list(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return ", ".join(known[:_LISTED]) + more
