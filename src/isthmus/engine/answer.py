@@ -53,12 +53,13 @@ class Delta:
 class Answer:
     """A request under way. `deltas` fills as events are taken; the last one has the completion."""
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer, *, continues: bool) -> None:
+        """`continues`: the answer goes on from the prompt's text, as against a turn of its own."""
         self.request = request
         self.deltas: deque[Delta] = deque()
         self.completion: Completion | None = None
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, request.params.stop)
+        self._detokenizer = Detokenizer(tokenizer, request.params.stop, continues=continues)
         self._text = ""
         self._token_ids: list[int] = []
         self._started: float | None = None

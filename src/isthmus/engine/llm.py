@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from isthmus.config import RunOptions
 from isthmus.engine.answer import Answer, Completion, Delta, Timings
@@ -41,10 +41,21 @@ class LLM:
         path = resolve_model(str(model))
         # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
         with closing(open_weights(path)) as source:
-            self.tokenizer = Tokenizer.from_gguf(source.metadata)
-            template = source.metadata.get("tokenizer.chat_template")
-        self.chat_template = ChatTemplate.for_tokenizer(template, self.tokenizer) if template else None
-        self.engine = Engine(path, run_options, progress)
+            tokenizer = Tokenizer.from_gguf(source.metadata)
+        template = ChatTemplate.for_tokenizer(tokenizer)
+        self._assemble(Engine(path, run_options, progress), tokenizer, template)
+
+    @classmethod
+    def from_parts(cls, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> LLM:
+        """An LLM of parts that exist already."""
+        llm = cls.__new__(cls)
+        llm._assemble(engine, tokenizer, chat_template)
+        return llm
+
+    def _assemble(self, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
         self._ids = itertools.count()
         self._answers: dict[str, Answer] = {}
 
@@ -84,9 +95,13 @@ class LLM:
         stream: bool = False,
     ) -> Completion | list[Completion] | Generator[Delta, None, None]:
         """Continues one prompt or several. Raises UsageError and ContextLengthError before anything runs."""
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            return self._answer([self._encoded(prompts)], params, stream, single=True)  # type: ignore[arg-type]
-        return self._answer([self._encoded(p) for p in prompts], params, stream, single=False)  # type: ignore[arg-type]
+        several = not isinstance(prompts, str) and not (prompts and isinstance(prompts[0], int))
+        inputs = cast("list[Prompt]", list(prompts) if several else [prompts])
+        answers = self._start([self._encoded(prompt) for prompt in inputs], params, continues=True)
+        if stream:
+            return self._stream(answers)
+        completions = self._finished(answers)
+        return completions if several else completions[0]
 
     @overload
     def chat(
@@ -108,45 +123,48 @@ class LLM:
         if self.chat_template is None:
             raise TemplateError("this model's file has no chat template; use generate (--raw) instead")
         segments = self.chat_template.render([dict(message) for message in messages])
-        return self._answer([self.tokenizer.encode_segments(segments)], params, stream, single=True)
+        answers = self._start([self.tokenizer.encode_segments(segments)], params, continues=False)
+        return self._stream(answers) if stream else self._finished(answers)[0]
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True, parse_special=False)
         return list(prompt)
 
-    def _answer(
-        self, prompts: list[list[int]], params: SamplingParams | None, stream: bool, *, single: bool
-    ) -> Any:
-        answers = self._start(prompts, params or SamplingParams())
-        deltas = self._stream(answers)
-        next(deltas)  # up to the first yield: from here on dropping the iterator ends its requests
-        if stream:
-            return deltas
-        for _ in deltas:
-            pass
-        completions = [answer.completion for answer in answers]
-        return completions[0] if single else completions
-
-    def _start(self, prompts: list[list[int]], params: SamplingParams) -> list[Answer]:
+    def _start(
+        self, prompts: list[list[int]], params: SamplingParams | None, *, continues: bool
+    ) -> list[Answer]:
         """Queues all prompts, or none if one is refused."""
-        answers: list[Answer] = []
+        params = params or SamplingParams()
         stop_ids = frozenset(self.tokenizer.stop_ids | set(params.stop_token_ids))
+        answers: list[Answer] = []
         try:
             for index, prompt in enumerate(prompts):
                 request = Request(f"llm-{next(self._ids)}", prompt, params, stop_ids)
+                answer = Answer(request, index, self.tokenizer, continues=continues)
                 self.engine.add(request)
-                answers.append(Answer(request, index, self.tokenizer))
-                self._answers[request.id] = answers[-1]
+                self._answers[request.id] = answer
+                answers.append(answer)
         except Exception:
             self._drop(answers)
             raise
         return answers
 
+    def _finished(self, answers: list[Answer]) -> list[Completion]:
+        for _ in self._stream(answers):
+            pass
+        return [answer.completion for answer in answers if answer.completion]
+
     def _stream(self, answers: list[Answer]) -> Generator[Delta, None, None]:
+        """The deltas of these answers. Dropping the iterator ends them, even if it was never read."""
+        deltas = self._deltas(answers)
+        next(deltas)
+        return deltas
+
+    def _deltas(self, answers: list[Answer]) -> Generator[Delta, None, None]:
         """Runs the engine until these are done. Answers of other iterators get their share of each step."""
         try:
-            yield Delta(0, "", 0)  # taken by _answer
+            yield Delta(0, "", 0)  # into the try block: _stream takes this one
             while True:
                 for answer in answers:
                     while answer.deltas:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from isthmus.engine.batch import Batch
 from isthmus.engine.scheduler import StepPlan
-from isthmus.engine.state import State
-from isthmus.models.base import Model
+
+if TYPE_CHECKING:
+    from isthmus.engine.state import State
+    from isthmus.models.base import Model
 
 
 class Runner:

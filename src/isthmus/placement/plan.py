@@ -88,8 +88,10 @@ def context_length(metadata: Metadata) -> int:
 def _step_bytes(metadata: Metadata, rows: int) -> int:
     """Activations of a step in fp32, from above: 16 of the hidden width, 3 of the chosen experts' width."""
 
+    layers = metadata.int(key(metadata, "block_count"), min=1)
+
     def count(name: str, default: int = 0) -> int:
-        return metadata.int(key(metadata, name), default, min=0)
+        return max(metadata.int_per_layer(key(metadata, name), layers, default, min=0))
 
     dense = count("feed_forward_length")
     chosen = count("expert_used_count") + count("expert_shared_count")

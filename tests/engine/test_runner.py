@@ -1,0 +1,32 @@
+"""A planned step as tensors: two sequences of blocks, row by row."""
+
+from dataclasses import fields
+
+import torch
+
+from isthmus.engine.request import Request
+from isthmus.engine.runner import make_batch
+from isthmus.engine.scheduler import Sequence, SequenceSlice, StepPlan
+
+
+def test_a_mixed_step_row_by_row() -> None:
+    """Blocks of 4 tokens: "a" decodes token 5, "b" computes tokens 2 to 4 of a prompt of 9."""
+    a = Sequence(Request("a", [10, 11, 12, 13, 14]), 12, tokens=[10, 11, 12, 13, 14, 99], blocks=[7, 2, 5])
+    b = Sequence(Request("b", list(range(20, 29))), 12, tokens=list(range(20, 29)), blocks=[3, 0])
+    batch = make_batch(StepPlan((SequenceSlice(a, 5, 1), SequenceSlice(b, 2, 3))), block_tokens=4)
+
+    assert batch.tokens.tolist() == [99, 22, 23, 24]
+    assert batch.positions.tolist() == [5, 2, 3, 4]
+    assert batch.sequences.tolist() == [0, 1, 1, 1]
+    assert batch.slots.tolist() == [2 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 0 * 4 + 0]
+    assert batch.block_tables.tolist() == [[7, 2, 5], [3, 0, 0]]  # padded with any valid block
+    assert batch.logit_rows.tolist() == [0]  # b's prompt goes on, so none of its rows
+
+
+def test_all_fields_are_what_native_code_takes() -> None:
+    a = Sequence(Request("a", [1, 2, 3]), 64, tokens=[1, 2, 3], blocks=[1])
+    batch = make_batch(StepPlan((SequenceSlice(a, 0, 3),)), block_tokens=64)
+    for field in fields(batch):
+        tensor = getattr(batch, field.name)
+        assert tensor.dtype == torch.int32
+        assert tensor.is_contiguous()
