@@ -6,7 +6,9 @@ a real GGUF file of architecture llama: attention and FFN are zero, the head's r
 predecessor in the embedding.
 """
 
+import os
 from pathlib import Path
+from typing import BinaryIO
 
 import gguf
 import numpy as np
@@ -40,8 +42,10 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]
 
 
-def write_alphabet_model(path: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:
-    """Writes the model; without `template` it is a base model."""
+def write_alphabet_model(
+    path: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT, hole: int = 0
+) -> Path:
+    """Writes the model; without `template` it is a base model. `hole`: bytes of one more, sparse tensor."""
     w = gguf.GGUFWriter(path, "llama")
     w.add_block_count(1)
     w.add_context_length(context)
@@ -64,11 +68,25 @@ def write_alphabet_model(path: Path, *, template: str | None = TEMPLATE, context
         w.add_chat_template(template)
     for name, tensor in _tensors().items():
         w.add_tensor(name, tensor)
+    if hole:
+        w.add_tensor_info("blk.0.hole.weight", (hole // 4096, 1024), np.dtype(np.float32), hole)
+        w.tensors[-1]["blk.0.hole.weight"].tensor = Hole(hole)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
     return path
+
+
+class Hole:
+    """Stands in for an array where gguf-py writes one: a sparse stretch of file."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def tofile(self, file: BinaryIO) -> None:
+        file.seek(self.nbytes - 1, os.SEEK_CUR)
+        file.write(b"\0")
 
 
 def _tensors() -> dict[str, np.ndarray]:

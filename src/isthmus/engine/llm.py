@@ -38,7 +38,7 @@ class LLM:
 
     def __init__(self, model: str | Path, *, progress: Progress | None = None, **options: Any) -> None:
         run_options = RunOptions.from_kwargs(**options)
-        path = resolve_model(str(model))
+        path = resolve_model(str(model), progress=progress)
         # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
         with closing(open_weights(path)) as source:
             tokenizer = Tokenizer.from_gguf(source.metadata)

@@ -1,0 +1,45 @@
+"""`isthmus bench`: the shape of its result, and that its parts are what they say. No speed is asserted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from terminal import isthmus
+
+KEYS = [
+    "model",
+    "isa",
+    "threads",
+    "prefill_tok_s",
+    "decode_tok_s",
+    "bytes_per_token",
+    "read_gb_s",
+    "read_limit_gb_s",
+    "decode_share",
+    "outside_products_share",
+    "commit",
+]
+
+
+def test_json_is_one_object_with_exactly_these_keys(alphabet_model: Path) -> None:
+    done = isthmus("bench", alphabet_model, "-p", "40", "-n", "15", "--json", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert list(result) == KEYS
+    assert result["model"] == "alphabet"
+    assert result["threads"] == 1
+    # The head (260 x 320 fp32), attention, FFN, norms, one row of the embedding: 706,560 bytes. A token of
+    # cache is 128 bytes, and at least 41 of them are read.
+    assert 706_560 + 41 * 128 <= result["bytes_per_token"] <= 706_560 + 4096 * 128
+    assert result["read_gb_s"] == pytest.approx(result["bytes_per_token"] * result["decode_tok_s"] / 1e9)
+    assert 0 < result["decode_share"] < 1
+    assert 0 < result["outside_products_share"] < 1
+    assert result["prefill_tok_s"] > 0
+    assert result["commit"]
+
+
+def test_without_json_it_reads_as_text(alphabet_model: Path) -> None:
+    done = isthmus("bench", alphabet_model, "-p", "8", "-n", "1")
+    assert done.returncode == 0, done.stderr
+    assert "prefill" in done.stdout
+    assert "of what this memory gives" in done.stdout

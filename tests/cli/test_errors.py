@@ -1,0 +1,126 @@
+"""Everything a command line can get wrong: one clear line, the right exit code, no traceback."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from terminal import isthmus
+
+
+def error_line(done) -> str:  # type: ignore[no-untyped-def]
+    """The one line on stderr that says what is wrong; nothing on stdout."""
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["run", "MODEL", "hi", "--temperature", "-1"],
+            "temperature must be a number from 0 up to 10, got -1",
+        ),
+        (["run", "MODEL", "hi", "--top-p", "0"], "top_p must be a number above 0 up to 1, got 0.0"),
+        (["run", "MODEL", "hi", "--max-tokens", "0"], "max_tokens must be a whole number from 1"),
+        (["run", "MODEL", "hi", "--seed", "-3"], "seed must be a whole number from 0"),
+        (["run", "MODEL", "hi", "--ctx", "1"], "context_tokens must be a whole number from 2"),
+        (["run", "MODEL", "hi", "--threads", "0"], "threads must be a whole number from 1 to 1024, got 0"),
+        (["run", "MODEL", "hi", "--isa", "neon"], "isa must be one of scalar, avx2, avx2vnni, avx512, amx"),
+        (["run", "MODEL", "hi", "--kv-dtype", "fp8"], "kv_dtype must be one of bf16, f32, got 'fp8'"),
+        (["run", "MODEL", "hi", "--temperature", "warm"], "--temperature"),
+        (["run", "MODEL", "hi", "--stop", ""], "a stop string has 1 to 1024 characters"),
+        (["run", "MODEL", "   "], "the prompt from PROMPT is empty"),
+        (["run", "MODEL", "-"], "the prompt from standard input is empty"),
+        (["run", "MODEL", "hi", "--raw", "--system", "x"], "--raw uses no chat template"),
+        (["run", "MODEL", "hi", "--no-such-option"], "--no-such-option"),
+        (["run"], "MODEL"),
+        (["bench", "MODEL", "-p", "0"], "-p must be a whole number from 1"),
+        (["bench", "MODEL", "-n", "x"], "-n"),
+        (["fly"], "fly"),
+        (["run", "MODEL", "hi", "--ctx", "100000"], "100000 tokens is asked for; this model's limit is 4096"),
+    ],
+)
+def test_a_mistake_in_a_command_is_exit_code_2(alphabet_model: Path, arguments: list[str], said: str) -> None:
+    done = isthmus(*[str(alphabet_model) if word == "MODEL" else word for word in arguments])
+    assert said in error_line(done)
+    assert done.returncode == 2
+
+
+def test_a_malformed_environment_variable_is_a_usage_error(alphabet_model: Path) -> None:
+    done = isthmus("run", alphabet_model, "hi", ISTHMUS_THREADS="many")
+    assert "ISTHMUS_THREADS must be a whole number from 1 to 1024, got 'many'" in error_line(done)
+    assert done.returncode == 2
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    done = isthmus("run", tmp_path / "no.gguf", "hi")
+    assert "no.gguf" in error_line(done)
+    assert done.returncode == 2
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "page.gguf"
+    path.write_text("<!DOCTYPE html><html><body>404</body></html>" * 10)
+    done = isthmus("run", path, "hi")
+    assert "page.gguf" in error_line(done)
+    assert done.returncode == 1
+
+
+def test_an_architecture_we_lack_is_named_with_those_we_have(tmp_path: Path) -> None:
+    path = tmp_path / "mamba.gguf"
+    w = gguf.GGUFWriter(path, "mamba")
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    w.add_token_list(["a", "b", "ab"])
+    w.add_token_types([gguf.TokenType.NORMAL] * 3)
+    w.add_token_merges(["a b"])
+    w.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    done = isthmus("run", path, "hi")
+    assert "mamba" in error_line(done)
+    assert "llama" in error_line(done)
+    assert done.returncode == 1
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_read(huge_model: Path) -> None:
+    """2 TiB by its header; the file is sparse, so reading it would only give zeros, for hours."""
+    done = isthmus("run", huge_model, "hi")
+    line = error_line(done)
+    assert "not enough memory: the model needs 20" in line
+    assert "GiB (weights 20" in line
+    assert "GiB are available" in line
+    assert done.returncode == 1
+
+
+@pytest.fixture
+def huge_model(alphabet_model: Path, tmp_path: Path) -> Path:
+    """The alphabet model with one more tensor, 2 TiB of hole at the end of the file."""
+    from conftest import write_alphabet_model
+
+    return write_alphabet_model(tmp_path / "huge.gguf", hole=2 << 40)
+
+
+def test_a_prompt_longer_than_the_context_has_the_numbers(alphabet_model: Path) -> None:
+    done = isthmus("run", alphabet_model, "x" * 300, "--raw", "--ctx", "128")
+    assert "the prompt has 300 tokens; a context of 128 takes 127" in done.stderr.splitlines()[-1]
+    assert done.stdout == ""
+    assert done.returncode == 1
+
+
+def test_bytes_that_are_not_utf8(alphabet_model: Path) -> None:
+    done = isthmus("run", alphabet_model, "-", stdin=b"caf\xe9")
+    assert "standard input is not valid UTF-8 (at byte 3)" in error_line(done)
+    assert done.returncode == 2
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = isthmus("run", tmp_path / "no.gguf", "hi", "--debug")
+    assert "Traceback" in done.stderr
+    assert done.returncode == 1
