@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def load(make: Callable[[Progress], T], name: str) -> T:
     """What `make` makes, given a progress function that draws the bar."""
-    with _bar(name) as progress:
+    with bar(name) as progress:
         return make(progress)
 
 
@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Progress]:
+def bar(name: str) -> Iterator[Progress]:
     """Bytes, rate and time left; nothing at all when stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None

@@ -30,14 +30,18 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the en
 def configure_logging(debug: bool) -> None:
     """Warnings as one line each on stderr; everything with --debug."""
     import logging
+    import warnings
 
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if debug else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s" if debug else "%(levelname)s: %(message)s",
+        format="%(levelname)s %(name)s: %(message)s" if debug else "%(message)s",
         force=True,
     )
+    # A failed step is told as the answer's error; its traceback is for --debug.
     logging.getLogger("isthmus.engine.loop").setLevel(logging.DEBUG if debug else logging.CRITICAL)
+    if not debug:
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
 
 
 def utf8(text: str, what: str) -> str:
