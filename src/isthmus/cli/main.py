@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, run
+from isthmus.cli import bench, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
+app.command()(serve.serve)
 app.command()(bench.bench)
 
 

@@ -1,0 +1,50 @@
+"""The ASGI application: routes over a service, guards around them, the engine's life with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from isthmus import __version__
+from isthmus.engine.process import EngineProcess
+from isthmus.server import errors, openapi
+from isthmus.server.guards import HostCheck, KeyCheck
+from isthmus.server.options import ServerOptions
+from isthmus.server.routes import ROUTES
+from isthmus.server.service import Service
+from isthmus.tokenizer import ChatTemplate, Tokenizer
+
+
+def create_app(
+    engine: EngineProcess,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    names: tuple[str, ...],
+    options: ServerOptions,
+) -> FastAPI:
+    """The server for one model, called by any of `names`. The engine starts and ends with the application."""
+    service = Service(engine, tokenizer, template, names, options)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.close()
+            service.close()
+
+    # No documentation pages: they load scripts from other hosts. /openapi.json stays.
+    app = FastAPI(title="Isthmus", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    errors.install(app)
+    openapi.install(app)
+    for build in ROUTES:
+        app.include_router(build(service))
+    # Each is put around what stands before it, so that the Host check comes first.
+    if options.api_key is not None:
+        app.add_middleware(KeyCheck, key=options.api_key)
+    if options.is_loopback:
+        app.add_middleware(HostCheck, host=options.host)
+    return app

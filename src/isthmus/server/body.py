@@ -1,0 +1,95 @@
+"""From the bytes of a request to a validated model, with each way to get it wrong as its own 4xx.
+
+The body is read here and not by FastAPI, because its size, the time it takes and the depth of its JSON are
+bounded, and because a client that leaves meanwhile must not count as an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import pydantic_core
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from isthmus.server.errors import ApiError, ClientGone
+from isthmus.server.options import ServerOptions
+from isthmus.server.unsupported import refuse_unsupported
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_MAX_SHOWN = 100  # characters of a bad value in an error message
+
+
+async def read_model(request: Request, model: type[ModelT], options: ServerOptions) -> ModelT:
+    """The body as `model`. ApiError 400, 408, 413 or 415; ClientGone."""
+    _check_type(request)
+    try:
+        async with asyncio.timeout(options.body_timeout_s):
+            body = await _read(request, options.max_body_bytes)
+    except TimeoutError:
+        message = f"the request body was not complete after {options.body_timeout_s:g} s"
+        raise ApiError(408, message, code="request_timeout") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    fields = _parse(body)
+    refuse_unsupported(fields)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _first_error(error) from None
+
+
+def _check_type(request: Request) -> None:
+    """Only application/json: a web page can send other types to this server without asking the browser."""
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        message = f"the body must be sent with 'Content-Type: application/json', got {kind[:_MAX_SHOWN]!r}"
+        raise ApiError(415, message, code="unsupported_media_type")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    too_large = ApiError(413, f"the request body is larger than {max_bytes} bytes", code="body_too_large")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        fields = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        # Its messages name line and column, never the content.
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        found = {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}
+        what = found.get(type(fields), "a number")
+        raise ApiError(400, f"the body must be a JSON object, got {what}", code="invalid_json")
+    return fields
+
+
+def _first_error(error: ValidationError) -> ApiError:
+    """The first of pydantic's errors: one clear line helps more than a list."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = _path(first["loc"])
+    message = f"{param}: {first['msg']}" if param else first["msg"]
+    value = first["input"]
+    if isinstance(value, str | int | float) and first["type"] != "missing":
+        message += f", got {repr(value)[:_MAX_SHOWN]}"
+    return ApiError(400, message, param=param or None, code="invalid_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "content") -> "messages[0].content"."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,16 @@
+"""The endpoints, one file each. A new one is its file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter
+
+from isthmus.server.routes import chat_completions, health, models
+from isthmus.server.service import Service
+
+ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
+    health.build,
+    models.build,
+    chat_completions.build,
+)

@@ -1,0 +1,120 @@
+"""Running the application: the port, the signals, and the end.
+
+After the first SIGTERM or SIGINT no more connections are taken and running answers may end, for `drain_s` at
+most; then their streams get an error and [DONE]. The second ends at once. The exit code is 0 either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from isthmus.engine.process import EngineProcess
+from isthmus.engine.request import ModelInfo
+from isthmus.errors import IsthmusError, UsageError
+from isthmus.server.options import ServerOptions
+
+# Idle connections live this long: above the 60 s of common proxies, which would else meet a closed one.
+_KEEP_ALIVE_S = 65
+
+# A connection still open this long after its answer was ended is cut.
+_CUT_AFTER_S = 5.0
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A listening socket. IsthmusError if the port is taken, UsageError for an address that is not ours."""
+    where = f"port {options.port} on {options.host}"
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise UsageError(f"--host {options.host}: {error.strerror}") from error
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT counts as free
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"{where} is in use by another program; choose another with --port"
+            raise IsthmusError(message) from error
+        if error.errno == errno.EACCES:
+            raise IsthmusError(f"{where} needs privileges; choose one from 1024 with --port") from error
+        raise UsageError(f"cannot listen on {where}: {error.strerror}") from error
+    return listener
+
+
+def base_url(listener: socket.socket) -> str:
+    """What clients take as base URL."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without uvicorn's signal handlers, which end the process by the signal instead of with status 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Runner:
+    """One run of the server, from loading to the end of its drain."""
+
+    def __init__(
+        self, app: FastAPI, engine: EngineProcess, listener: socket.socket, options: ServerOptions
+    ) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._options = options
+        config = uvicorn.Config(
+            app, http="h11", ws="none", lifespan="on", log_config=None, log_level="warning", access_log=False,
+            server_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
+        )  # fmt: skip
+        self._uvicorn = _Uvicorn(config)
+        self._num_signals = 0
+        self._end: asyncio.Task[None] | None = None
+
+    async def run(self, on_loaded: Callable[[ModelInfo | None], None]) -> None:
+        """Serves until a signal. `on_loaded` is called once: with the model, or with None if there is none.
+
+        Raises the error that kept the model from loading.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
+        try:
+            on_loaded(await self._engine.wait_ready())
+        except IsthmusError:
+            on_loaded(None)
+            if self._num_signals == 0:
+                self._uvicorn.should_exit = True
+                await serving
+                raise
+        await serving
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        self._uvicorn.should_exit = True
+        if self._num_signals > 1:
+            self._engine.kill()
+            self._uvicorn.force_exit = True
+        else:
+            patience_s = self._options.drain_s if self._engine.state == "ready" else 0.0
+            self._end = asyncio.create_task(self._end_answers(patience_s))
+
+    async def _end_answers(self, patience_s: float) -> None:
+        await asyncio.sleep(patience_s)
+        await self._engine.close()
+        await asyncio.sleep(_CUT_AFTER_S)
+        self._uvicorn.force_exit = True

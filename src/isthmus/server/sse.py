@@ -1,0 +1,114 @@
+"""Server-sent events: frames, and a response that streams them while it watches the client.
+
+The rules of a stream, kept here for every endpoint that has one: a comment goes out when nothing else did for
+a while, an error becomes one last data frame, `data: [DONE]` always ends it, and a client that leaves stops
+the work at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from isthmus.server.errors import ClientGone, as_api_error
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+# JSON may hold these as they are, but clients that split lines as Python's str.splitlines does (httpx among
+# them) would cut a frame in two there. Other line ends of that kind are control characters, always escaped.
+_LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def frame(data: dict[str, Any]) -> bytes:
+    """One `data:` event. Text stays UTF-8: escaped, most scripts would be two to three times as long."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"data: {text.translate(_LINE_ENDS)}\n\n".encode()
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves first: ClientGone.
+
+    The request's body must have been read: what `receive` has to say then is only that the client left.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends the frames of an iterator. `on_end` is called once, however the stream ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], *, ping_interval_s: float, on_end: Callable[[], None]
+    ) -> None:
+        # no-transform, and nginx's header: a proxy that compresses or collects would hold tokens back.
+        super().__init__(headers={"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._ping_interval_s = ping_interval_s
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(ClientGone):
+                await until_gone(receive, self._send_all(send))
+        finally:
+            self._on_end()
+            await self._frames.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for data in _with_pings(self._frames, self._ping_interval_s):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except Exception as error:
+            data = frame(as_api_error(error).body)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+async def _with_pings(frames: AsyncIterator[bytes], interval_s: float) -> AsyncIterator[bytes]:
+    """The same frames, with a comment wherever none came for `interval_s`."""
+    pending: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            if pending is None:
+                pending = asyncio.ensure_future(anext(frames))
+            done, _ = await asyncio.wait({pending}, timeout=interval_s)
+            if not done:
+                yield PING
+                continue
+            try:
+                data = pending.result()
+            except StopAsyncIteration:
+                return
+            pending = None
+            yield data
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)

@@ -1,0 +1,88 @@
+"""Fields that clients know, this server does not act on yet, and that would change the answer.
+
+Ignoring one would give a wrong answer with a 200, so it is a 400 that names it, unless its value asks for
+nothing (null, or one of the values listed). Fields that cannot change the text (user, metadata, store,
+service_tier, ...) and fields nobody knows are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from isthmus.server.errors import ApiError
+
+# Field -> values that ask for nothing. Whoever builds a feature takes its line out.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    # several answers
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    # tools
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+    # structured output
+    "response_format": ({"type": "text"},),
+    "json_schema": (),
+    "grammar": ("",),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    # log-probabilities
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (0,),
+    # other media
+    "audio": (),
+    "modalities": (["text"],),
+    # the prompt
+    "prediction": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "truncate_prompt_tokens": (),
+    # samplers of other servers
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "thinking_token_budget": (),
+    "typical_p": (1, 1.0),
+    "top_n_sigma": (-1, -1.0),
+    "tfs_z": (1, 1.0),
+    "mirostat": (0,),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
+}
+
+
+def refuse_unsupported(fields: dict[str, Any]) -> None:
+    """ApiError 400 for the first of the fields above whose value asks for something."""
+    for name, neutral in UNSUPPORTED.items():
+        value = fields.get(name)
+        if value is not None and not any(_same(value, allowed) for allowed in neutral):
+            wanted = ", ".join(
+                ["leave it out", *(f"or send {json.dumps(allowed)}" for allowed in neutral[:1])]
+            )
+            raise ApiError(
+                400,
+                f"{name} is not supported by this server yet: {wanted}",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal also in type: in Python True == 1 == 1.0."""
+    return type(value) is type(allowed) and bool(value == allowed)
