@@ -13,8 +13,9 @@ CHARACTER = {byte: chr(byte) for byte in _PRINTABLE} | {
 }
 _BYTE = {ord(character): byte for byte, character in CHARACTER.items()}
 
-# Bytes that are no UTF-8, or only of control characters and of planes without assigned characters. Vocabularies
-# of published models (SmolLM2, Falcon) lack some of them: nothing in their training text needed them.
+# Bytes that are no UTF-8, or only of control characters and of planes without assigned characters.
+# Vocabularies of published models (SmolLM2, Falcon) lack some of them: nothing in their training text needed
+# them.
 RARE = frozenset([*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F, 0xC0, 0xC1, *range(0xF1, 0x100)])
 
 

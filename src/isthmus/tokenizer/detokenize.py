@@ -19,7 +19,8 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
         """`stop`: texts that end the answer and are not part of it; a special token may be named by its text.
 
-        `continues`: the answer goes on from a visible text, so SentencePiece's space before its first word stays.
+        `continues`: the answer goes on from a visible text, so SentencePiece's space before its first word
+        stays.
         """
         if isinstance(stop, str) or any(not isinstance(text, str) or not text for text in stop):
             raise UsageError(f"stop must be a list of texts, none of them empty, got {stop!r}")

@@ -1,7 +1,8 @@
 """What token texts tell where the metadata is silent: which are markers, and which end an answer.
 
 GGUF says `user defined` both of plain text that was added to a vocabulary (runs of spaces, `<h1>`) and of
-structure the model was trained to write (`<think>`, `<tool_call>`). User text must not become the second kind.
+structure the model was trained to write (`<think>`, `<tool_call>`). User text must not become the second
+kind.
 """
 
 from __future__ import annotations

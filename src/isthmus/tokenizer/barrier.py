@@ -1,0 +1,78 @@
+"""Keeps user text apart from template text through a template's string logic: only the latter is parsed.
+
+Before rendering, every character of user text that special tokens are made of (`<`, `|`, `>`, `[`, ...) is
+replaced by a private-use character found nowhere in the request. What the template writes keeps its real
+characters. Afterwards each private-use character marks its place as user text and turns back. So no special
+token can form from user text, nor from pieces of it that a template joins. Lengths, trimming and joins are
+unchanged, and what a template searches in a message (`content.split('</think>')`) is replaced alike, by the
+helper process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from isthmus.errors import UsageError
+from isthmus.tokenizer.segment import Segment
+
+# Plane 16 is private use to its end; its characters have no case and are no space.
+_FIRST, _LAST = 0x100000, 0x10FFFD
+
+# Left alone: quotes and the backslash, which JSON escapes, and what names of keys are made of.
+_KEPT = frozenset("\"'\\_-./:$")
+
+
+def barrier_characters(literals: Collection[str]) -> str:
+    """Characters such that every literal has one: its symbols, or its first character if it has none."""
+    characters: set[str] = set()
+    for literal in literals:
+        symbols = {c for c in literal if not c.isalnum() and not c.isspace()} - _KEPT
+        characters |= symbols or {literal[0]}
+    return "".join(sorted(characters))
+
+
+class Barrier:
+    """`replacements`: character -> private-use character, none of which occurs in `texts`."""
+
+    def __init__(self, characters: str, texts: Collection[str]) -> None:
+        used = {ord(c) for text in texts for c in set(text) if ord(c) >= _FIRST}
+        free = (code for code in range(_FIRST, _LAST + 1) if code not in used)
+        try:
+            self.replacements = {character: chr(next(free)) for character in characters}
+        except StopIteration:
+            raise UsageError("the messages use every private-use character of Unicode's plane 16") from None
+        self._table = str.maketrans(self.replacements)
+        self._original = {replacement: c for c, replacement in self.replacements.items()}
+        # A template may also write user text as ASCII JSON: \udbc0\udc00 is U+100000.
+        self._original |= {json.dumps(replacement)[1:-1]: c for replacement, c in self._original.items()}
+        alternatives = "|".join(map(re.escape, self._original))
+        self._find = re.compile(f"(?:{alternatives})+" if alternatives else r"(?!)")
+        self._one = re.compile(alternatives or r"(?!)")
+
+    def protect(self, value: Any) -> Any:
+        """A copy of a JSON value with every text, and every key, behind the barrier."""
+        if isinstance(value, str):
+            return value.translate(self._table)
+        if isinstance(value, dict):
+            return {self.protect(key): self.protect(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.protect(item) for item in value]
+        return value
+
+    def restore(self, text: str) -> str:
+        return self._one.sub(lambda match: self._original[match[0]], text)
+
+    def segments(self, rendered: str) -> list[Segment]:
+        """Template text as special segments; what the barrier replaced as others, in its own characters."""
+        return [segment for segment in self._cut(rendered) if segment.text]
+
+    def _cut(self, rendered: str) -> Iterator[Segment]:
+        end = 0
+        for match in self._find.finditer(rendered):
+            yield Segment(rendered[end : match.start()], special=True)
+            yield Segment(self.restore(match[0]), special=False)
+            end = match.end()
+        yield Segment(rendered[end:], special=True)
