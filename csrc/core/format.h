@@ -25,9 +25,7 @@ struct FormatInfo {
   int64_t row_bytes(int64_t columns) const { return columns / block_columns * block_bytes; }
 };
 
-// The format with this ggml id, or null if the core has no kernels for it.
+// The format with this ggml id, or null if the core has no kernels for it. Ids are below 64.
 const FormatInfo* find_format(int id);
-// All of them, in order of id; `count` receives how many.
-const FormatInfo* const* all_formats(int* count);
 
 }  // namespace isthmus

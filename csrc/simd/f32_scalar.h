@@ -18,38 +18,36 @@ namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kF32Registers = 8;  // how many f32v a loop may keep live
 
+// The compiler's portable vectors rather than arrays: an operation stays one statement until the end of the
+// compilation. With arrays the product drivers took minutes to compile and ten times the code.
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+
 struct f32v {
-  float v[16];
+  f32x16 v;
 };
 struct i32v {
-  int32_t v[16];
+  i32x16 v;
 };
 
 #define ISTHMUS_LANES for (int i = 0; i < 16; i++)
 
 ISTHMUS_INLINE f32v load(const float* p) {
   f32v r;
-  memcpy(r.v, p, sizeof r.v);
+  memcpy(&r.v, p, sizeof r.v);
   return r;
 }
 ISTHMUS_INLINE i32v load(const int32_t* p) {
   i32v r;
-  memcpy(r.v, p, sizeof r.v);
+  memcpy(&r.v, p, sizeof r.v);
   return r;
 }
-ISTHMUS_INLINE void store(float* p, f32v a) { memcpy(p, a.v, sizeof a.v); }
-ISTHMUS_INLINE void store(int32_t* p, i32v a) { memcpy(p, a.v, sizeof a.v); }
-ISTHMUS_INLINE f32v set1(float x) {
-  f32v r;
-  ISTHMUS_LANES r.v[i] = x;
-  return r;
-}
-ISTHMUS_INLINE i32v set1_i32(int32_t x) {
-  i32v r;
-  ISTHMUS_LANES r.v[i] = x;
-  return r;
-}
-ISTHMUS_INLINE f32v zero() { return set1(0.0f); }
+ISTHMUS_INLINE void store(float* p, f32v a) { memcpy(p, &a.v, sizeof a.v); }
+ISTHMUS_INLINE void store(int32_t* p, i32v a) { memcpy(p, &a.v, sizeof a.v); }
+ISTHMUS_INLINE f32v set1(float x) { return {x - f32x16{}}; }
+ISTHMUS_INLINE i32v set1_i32(int32_t x) { return {x - i32x16{}}; }
+ISTHMUS_INLINE f32v zero() { return {f32x16{}}; }
 ISTHMUS_INLINE f32v lane_index() {
   f32v r;
   ISTHMUS_LANES r.v[i] = static_cast<float>(i);
@@ -59,66 +57,47 @@ ISTHMUS_INLINE f32v lane_index() {
 ISTHMUS_INLINE f32v load_part(const float* p, int n) {
   if (n == 16) return load(p);
   f32v r = zero();
-  memcpy(r.v, p, static_cast<size_t>(n) * sizeof(float));
+  memcpy(&r.v, p, static_cast<size_t>(n) * sizeof(float));
   return r;
 }
 ISTHMUS_INLINE void store_part(float* p, f32v a, int n) {
   if (n == 16) return store(p, a);
-  memcpy(p, a.v, static_cast<size_t>(n) * sizeof(float));
+  memcpy(p, &a.v, static_cast<size_t>(n) * sizeof(float));
 }
 
-ISTHMUS_INLINE f32v add(f32v a, f32v b) {
-  ISTHMUS_LANES a.v[i] += b.v[i];
-  return a;
-}
-ISTHMUS_INLINE f32v sub(f32v a, f32v b) {
-  ISTHMUS_LANES a.v[i] -= b.v[i];
-  return a;
-}
-ISTHMUS_INLINE f32v mul(f32v a, f32v b) {
-  ISTHMUS_LANES a.v[i] *= b.v[i];
-  return a;
-}
-ISTHMUS_INLINE f32v div(f32v a, f32v b) {
-  ISTHMUS_LANES a.v[i] /= b.v[i];
-  return a;
-}
+ISTHMUS_INLINE f32v add(f32v a, f32v b) { return {a.v + b.v}; }
+ISTHMUS_INLINE f32v sub(f32v a, f32v b) { return {a.v - b.v}; }
+ISTHMUS_INLINE f32v mul(f32v a, f32v b) { return {a.v * b.v}; }
+ISTHMUS_INLINE f32v div(f32v a, f32v b) { return {a.v / b.v}; }
 ISTHMUS_INLINE f32v sqrt(f32v a) {
   ISTHMUS_LANES a.v[i] = __builtin_sqrtf(a.v[i]);
   return a;
 }
+static __attribute__((noinline)) void fma_lanes(const float* a, const float* b, float* c) {
+  ISTHMUS_LANES c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+}
 ISTHMUS_INLINE f32v fma(f32v a, f32v b, f32v c) {  // a * b + c, rounded once
-  ISTHMUS_LANES c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+  fma_lanes(reinterpret_cast<const float*>(&a), reinterpret_cast<const float*>(&b),
+            reinterpret_cast<float*>(&c));
   return c;
 }
-ISTHMUS_INLINE f32v max(f32v a, f32v b) {
-  ISTHMUS_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-  return a;
-}
-ISTHMUS_INLINE f32v min(f32v a, f32v b) {
-  ISTHMUS_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
-  return a;
-}
+ISTHMUS_INLINE f32v max(f32v a, f32v b) { return {a.v > b.v ? a.v : b.v}; }
+ISTHMUS_INLINE f32v min(f32v a, f32v b) { return {a.v < b.v ? a.v : b.v}; }
 ISTHMUS_INLINE f32v select_lt(f32v a, f32v b, f32v yes, f32v no) {  // a < b ? yes : no; no where NaN
-  ISTHMUS_LANES no.v[i] = a.v[i] < b.v[i] ? yes.v[i] : no.v[i];
-  return no;
+  return {a.v < b.v ? yes.v : no.v};
 }
 
 ISTHMUS_INLINE i32v as_i32(f32v a) {
   i32v r;
-  memcpy(r.v, a.v, sizeof r.v);
+  memcpy(&r.v, &a.v, sizeof r.v);
   return r;
 }
 ISTHMUS_INLINE f32v as_f32(i32v a) {
   f32v r;
-  memcpy(r.v, a.v, sizeof r.v);
+  memcpy(&r.v, &a.v, sizeof r.v);
   return r;
 }
-ISTHMUS_INLINE f32v to_f32(i32v a) {
-  f32v r;
-  ISTHMUS_LANES r.v[i] = static_cast<float>(a.v[i]);
-  return r;
-}
+ISTHMUS_INLINE f32v to_f32(i32v a) { return {__builtin_convertvector(a.v, f32x16)}; }
 ISTHMUS_INLINE i32v round_to_i32(f32v a) {
   i32v r;
   ISTHMUS_LANES {
@@ -128,35 +107,24 @@ ISTHMUS_INLINE i32v round_to_i32(f32v a) {
   return r;
 }
 ISTHMUS_INLINE i32v add(i32v a, i32v b) {  // wraps
-  ISTHMUS_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]));
-  return a;
+  return {(i32x16)((u32x16)a.v + (u32x16)b.v)};
 }
 ISTHMUS_INLINE i32v sub(i32v a, i32v b) {  // wraps
-  ISTHMUS_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i]));
-  return a;
+  return {(i32x16)((u32x16)a.v - (u32x16)b.v)};
 }
-ISTHMUS_INLINE i32v bit_and(i32v a, i32v b) {
-  ISTHMUS_LANES a.v[i] &= b.v[i];
-  return a;
-}
-ISTHMUS_INLINE i32v bit_or(i32v a, i32v b) {
-  ISTHMUS_LANES a.v[i] |= b.v[i];
-  return a;
-}
+ISTHMUS_INLINE i32v bit_and(i32v a, i32v b) { return {a.v & b.v}; }
+ISTHMUS_INLINE i32v bit_or(i32v a, i32v b) { return {a.v | b.v}; }
 template <int N>
 ISTHMUS_INLINE i32v shift_left(i32v a) {
-  ISTHMUS_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << N);
-  return a;
+  return {(i32x16)((u32x16)a.v << N)};
 }
 template <int N>
 ISTHMUS_INLINE i32v shift_right(i32v a) {  // zeros come in
-  ISTHMUS_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) >> N);
-  return a;
+  return {(i32x16)((u32x16)a.v >> N)};
 }
 template <int N>
 ISTHMUS_INLINE i32v shift_right_signed(i32v a) {  // the sign comes in
-  ISTHMUS_LANES a.v[i] >>= N;
-  return a;
+  return {a.v >> N};
 }
 
 ISTHMUS_INLINE float reduce_add(f32v a) {
@@ -186,7 +154,8 @@ ISTHMUS_INLINE f32v load_bf16_part(const uint16_t* p, int n) {
 ISTHMUS_INLINE void store_bf16(uint16_t* p, f32v a) {  // to nearest even; NaN stays a (quiet) NaN
   ISTHMUS_LANES {
     uint32_t bits;
-    memcpy(&bits, &a.v[i], 4);
+    const float value = a.v[i];
+    memcpy(&bits, &value, 4);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     p[i] = static_cast<uint16_t>(a.v[i] == a.v[i] ? rounded : (bits >> 16) | 0x40);
   }

@@ -1,0 +1,99 @@
+// GEMM without a matrix unit: vector dot products over the same requantised panel as gemm_amx.h, with the
+// same bits.
+#pragma once
+
+#include "core/tuning.h"
+#include "drivers/gemv.h"
+#include "drivers/panel.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kSliceSteps = 8;  // 512 columns: 2 strips of panel are 22 KB and stay in L1
+static_assert(kSliceSteps * kGemmStrips * sizeof(PanelStep) <= kGemmScratchBytes);
+
+// R rows x kStrips strips over the steps of one slice; sums so far stand in y, and return there.
+template <class F, int R, int kStrips>
+void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, int64_t first_step, int row,
+                float* y, int64_t y_stride, int lanes) {
+  f32v acc[R][kStrips];
+  const auto width = [&](int s) ISTHMUS_INLINE_LAMBDA { return s == kStrips - 1 ? lanes : kStripRows; };
+  unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+    constexpr int r = i / kStrips, s = i % kStrips;
+    acc[r][s] = first_step == 0 ? zero() : load_part(y + r * y_stride + s * kStripRows, width(s));
+  });
+  for (int64_t step = 0; step < steps; ++step, panel += kGemmStrips) {
+    const int64_t place = (first_step + step) * x.pitch + row;
+    const int8_t* codes = x.codes + place * 64;
+    const int32_t* sums = x.sums + place * 4;
+    i32v dots[R][kStrips];
+    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+      const int32_t* p = sums + 4 * r;
+      const i32v start = set1_i32(kSignedPanel<F> ? -128 * (p[0] + p[1] + p[2] + p[3]) : 0);
+      for (int s = 0; s < kStrips; ++s) dots[r][s] = start;
+    });
+    unroll<16>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+      u8v u[kStrips];
+      for (int s = 0; s < kStrips; ++s) u[s] = load_u8(panel[s].codes + 64 * g);
+      unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+        constexpr int r = i / kStrips, s = i % kStrips;
+        dots[r][s] = dot<255>(dots[r][s], u[s], codes + 64 * r + 4 * g);
+      });
+    });
+    unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+      constexpr int r = i / kStrips, s = i % kStrips;
+      acc[r][s] = fold<F>(dots[r][s], panel[s], sums + 4 * r, x.scales[place + r], acc[r][s]);
+    });
+  }
+  unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+    constexpr int r = i / kStrips, s = i % kStrips;
+    store_part(y + r * y_stride + s * kStripRows, acc[r][s], width(s));
+  });
+}
+
+template <class F, int kStrips>
+void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, float* y,
+                int64_t y_stride, int lanes, PanelStep* panel) {
+  constexpr uint8_t kFlip = kSignedPanel<F> ? 0x80 : 0;
+  constexpr int64_t kSliceColumns = kSliceSteps * 64;
+  for (int64_t k = 0; k < x.columns; k += kSliceColumns) {
+    const int64_t columns = x.columns - k < kSliceColumns ? x.columns - k : kSliceColumns;
+    for (int s = 0; s < kStrips; ++s) {
+      fill_panel<F, kFlip, kGemmStrips>(
+          tiles + s * strip_bytes + k / F::block_columns * kStripRows * F::block_bytes, columns, panel + s);
+    }
+    const int64_t steps = (columns + 63) / 64;
+    int row = 0;
+    for (; row + kGemmRows <= x.rows; row += kGemmRows) {
+      gemm_block<F, kGemmRows, kStrips>(panel, steps, x, k / 64, row, y + row * y_stride, y_stride, lanes);
+    }
+    for (; row < x.rows; ++row) {
+      gemm_block<F, 1, kStrips>(panel, steps, x, k / 64, row, y + row * y_stride, y_stride, lanes);
+    }
+  }
+}
+
+template <class F>
+void gemm(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+          int64_t y_stride, void* scratch) {
+  if constexpr (F::policy == Policy::Int8) {
+    const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
+    auto* panel = static_cast<PanelStep*>(scratch);
+    for (int64_t strip = strip_begin; strip < strip_end;) {
+      const uint8_t* tiles = w.data + strip * strip_bytes;
+      float* out = y + (strip - strip_begin) * kStripRows;
+      const int strips = strip_end - strip < kGemmStrips ? 1 : kGemmStrips;
+      const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
+      const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+      if (strips == kGemmStrips) {
+        gemm_panel<F, kGemmStrips>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
+      } else {
+        gemm_panel<F, 1>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
+      }
+      strip += strips;
+    }
+  } else {
+    gemv<F>(w, x, strip_begin, strip_end, y, y_stride);
+  }
+}
+
+}  // namespace isthmus::ISTHMUS_ISA

@@ -1,0 +1,149 @@
+// GEMV: 1 to kGemvRows rows of x share one unpack of a strip; more rows are a loop. Bound by reading w.
+//
+// A lane is a row of w, so there are no horizontal sums and every instruction set gives the same bits. Per
+// step of 64 columns and row of x, scales in k order:
+//   t = 0;  t = fma(s_j, float(idot_j), t), then t = fma(addend_j, float(sum_j), t);  acc = fma(dx, t, acc)
+// where idot_j = sum of (u - zero) * code, exact in 32 bits.
+#pragma once
+
+#include "drivers/steps.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+// Every line of w is fetched this far ahead: without it a core gets half to three quarters of its read
+// bandwidth.
+constexpr int kPrefetchBytes = 4096;
+
+template <int kBytes>
+ISTHMUS_INLINE void prefetch_ahead(const uint8_t* p) {
+  unroll<(kBytes + 63) / 64>([&](auto i) ISTHMUS_INLINE_LAMBDA { prefetch(p + kPrefetchBytes + 64 * i); });
+}
+
+// Consecutive rows of the prepared x at one step; row r stands at codes + 64 r, sums + 4 r, scales + r.
+struct XStep {
+  const int8_t* codes;
+  const int32_t* sums;
+  const float* scales;
+
+  // Sum of the codes of kColumns columns from column kFrom of the step.
+  template <int kFrom, int kColumns>
+  ISTHMUS_INLINE int32_t sum(int row) const {
+    static_assert(kColumns == 16 || kColumns == 32);
+    const int32_t* p = sums + 4 * row + kFrom / 16;
+    return kColumns == 16 ? p[0] : p[0] + p[1];
+  }
+};
+
+template <class F, int R, int kHalf, class S>
+ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
+  constexpr int kColumns = F::scale_columns;
+  unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+    constexpr int kFrom = 32 * kHalf + kColumns * j;
+    i32v dots[R];
+    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+      dots[r] = set1_i32(F::zero == 0 ? 0 : -F::zero * x.sum<kFrom, kColumns>(r));
+    });
+    unroll<kColumns / 4>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+      const u8v u = step.template codes<kHalf, kColumns / 4 * j + g>();
+      unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+        dots[r] = dot<F::max_code>(dots[r], u, x.codes + 64 * r + kFrom + 4 * g);
+      });
+    });
+    const f32v scale = step.template scale<kHalf, j>();
+    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { t[r] = fma(scale, to_f32(dots[r]), t[r]); });
+    if constexpr (F::has_addend) {
+      const f32v addend = step.template addend<kHalf, j>();
+      unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+        t[r] = fma(addend, set1(static_cast<float>(x.sum<kFrom, kColumns>(r))), t[r]);
+      });
+    }
+  });
+}
+
+template <class F, int R>
+void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y, int64_t y_stride,
+                int lanes) {
+  constexpr int kStepBytes = kStripRows * F::block_bytes * 64 / F::block_columns;
+  f32v acc[R];
+  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { acc[r] = zero(); });
+  XStep at = {x.codes + int64_t{64} * row, x.sums + int64_t{4} * row, x.scales + row};
+  for_each_step<F>(strip, x.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
+    prefetch_ahead<kStepBytes>(step.tile[0] + step.template chunk<0>() / 2 * kStepBytes);
+    f32v t[R];
+    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { t[r] = zero(); });
+    unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA { add_half_step<F, R, half>(step, at, t); });
+    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { acc[r] = fma(set1(at.scales[r]), t[r], acc[r]); });
+    at.codes += int64_t{64} * x.pitch;
+    at.sums += int64_t{4} * x.pitch;
+    at.scales += x.pitch;
+  });
+  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { store_part(y + r * y_stride, acc[r], lanes); });
+}
+
+// The float formats: y = sum over k of x[k] w[k], fp32 fma; even and odd columns in sums of their own, added
+// last.
+template <class F, int R>
+void gemv_strip_float(const uint8_t* strip, const ActivationView& x, int row, float* y, int64_t y_stride,
+                      int lanes) {
+  constexpr int kTileBytes = kStripRows * F::block_bytes;
+  constexpr int kPairBytes = F::block_columns == 2 ? kTileBytes : 2 * kTileBytes;
+  const float* values = x.values + row * x.stride;
+  f32v even[R], odd[R];
+  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { even[r] = odd[r] = zero(); });
+  int64_t k = 0;
+  for (; k + 2 <= x.columns; k += 2) {
+    prefetch_ahead<kPairBytes>(strip);
+    const f32v w0 = F::template column<0>(strip);
+    const f32v w1 = F::template column<F::block_columns - 1>(strip + kPairBytes - kTileBytes);
+    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+      even[r] = fma(set1(values[r * x.stride + k]), w0, even[r]);
+      odd[r] = fma(set1(values[r * x.stride + k + 1]), w1, odd[r]);
+    });
+    strip += kPairBytes;
+  }
+  if (k < x.columns) {
+    const f32v w0 = F::template column<0>(strip);
+    unroll<R>([&](auto r)
+                  ISTHMUS_INLINE_LAMBDA { even[r] = fma(set1(values[r * x.stride + k]), w0, even[r]); });
+  }
+  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { store_part(y + r * y_stride, add(even[r], odd[r]), lanes); });
+}
+
+template <class F, int R>
+ISTHMUS_INLINE void gemv_rows(const uint8_t* strip, const ActivationView& x, int row, float* y,
+                              int64_t y_stride, int lanes) {
+  if constexpr (F::policy == Policy::Int8) {
+    gemv_strip<F, R>(strip, x, row, y + row * y_stride, y_stride, lanes);
+  } else {
+    gemv_strip_float<F, R>(strip, x, row, y + row * y_stride, y_stride, lanes);
+  }
+}
+
+template <class F>
+void gemv(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+          int64_t y_stride) {
+  const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
+  for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
+    const uint8_t* tiles = w.data + strip * strip_bytes;
+    const int64_t rest = w.rows - strip * kStripRows;
+    const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+    float* out = y + (strip - strip_begin) * kStripRows;
+    int row = 0;
+    while (row < x.rows) {  // the passes after the first find the strip in the cache
+      const int left = x.rows - row;
+      if (kGemvRows >= 8 && left >= 8) {
+        gemv_rows<F, kGemvRows >= 8 ? 8 : 1>(tiles, x, row, out, y_stride, lanes), row += 8;
+      } else if (left >= 4) {
+        gemv_rows<F, 4>(tiles, x, row, out, y_stride, lanes), row += 4;
+      } else if (left == 3) {
+        gemv_rows<F, 3>(tiles, x, row, out, y_stride, lanes), row += 3;
+      } else if (left == 2) {
+        gemv_rows<F, 2>(tiles, x, row, out, y_stride, lanes), row += 2;
+      } else {
+        gemv_rows<F, 1>(tiles, x, row, out, y_stride, lanes), row += 1;
+      }
+    }
+  }
+}
+
+}  // namespace isthmus::ISTHMUS_ISA

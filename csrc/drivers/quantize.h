@@ -1,0 +1,72 @@
+// Preparing x, and reading rows of w as fp32.
+#pragma once
+
+#include "drivers/steps.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+// Per 64 columns: scale = amax / 127, code = round(x * (127 / amax)) to nearest even. Where amax is below
+// 2^-100 (zero, or so small that 127 / amax is not finite) scale and codes are 0.
+inline void quantize_block(const float* x, int count, int8_t* codes, float* scale, int32_t* sums) {
+  f32v values[4];
+  f32v top = zero();
+  for (int i = 0; i < 4; ++i) {
+    const int left = count - 16 * i;
+    values[i] = load_part(x + (left > 0 ? 16 * i : 0), left < 0 ? 0 : left > 16 ? 16 : left);
+    top = max(top, as_f32(bit_and(as_i32(values[i]), set1_i32(0x7fffffff))));
+  }
+  const float largest = reduce_max(top);
+  const bool tiny = largest < 0x1p-100f;
+  *scale = tiny ? 0.0f : largest / 127.0f;
+  const f32v inverse = set1(tiny ? 0.0f : 127.0f / largest);
+  for (int i = 0; i < 4; ++i) {
+    const i32v code = round_to_i32(mul(values[i], inverse));
+    store_s8(codes + 16 * i, code);
+    sums[i] = static_cast<int32_t>(reduce_add(to_f32(code)));  // below 2^24: exact
+  }
+}
+
+inline void quantize_row(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
+                         int32_t* sums) {
+  int64_t place = row;
+  for (int64_t k = 0; k < columns; k += 64, place += pitch) {
+    const int count = columns - k < 64 ? static_cast<int>(columns - k) : 64;
+    quantize_block(x + k, count, codes + 64 * place, scales + place, sums + 4 * place);
+  }
+}
+
+// Row `row` of w. s * (u - zero) is exact in fp32, so only adding the addend rounds.
+template <class F>
+void dequantize_row(const MatrixView& w, int64_t row, float* out) {
+  constexpr int kTileBytes = kStripRows * F::block_bytes;
+  const int64_t tiles = w.columns / F::block_columns;
+  const uint8_t* tile = w.data + row / kStripRows * tiles * kTileBytes;
+  const int lane = static_cast<int>(row % kStripRows);
+  alignas(64) float lanes[16];
+  const auto pick = [&](f32v v) {
+    store(lanes, v);
+    return lanes[lane];
+  };
+  if constexpr (F::policy == Policy::Int8) {
+    for_each_step<F>(tile, w.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
+      unroll<8 * halves>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+        constexpr int kHalf = g / 8, kScale = g % 8 * 4 / F::scale_columns;
+        const float scale = pick(step.template scale<kHalf, kScale>());
+        alignas(64) uint8_t codes[64];
+        store_u8(codes, step.template codes<kHalf, g % 8>());
+        for (int i = 0; i < 4; ++i) {
+          *out = scale * static_cast<float>(codes[4 * lane + i] - F::zero);
+          if constexpr (F::has_addend) *out += pick(step.template addend<kHalf, kScale>());
+          ++out;
+        }
+      });
+    });
+  } else {
+    for (int64_t i = 0; i < tiles; ++i, tile += kTileBytes) {
+      unroll<F::block_columns>([&](auto c)
+                                   ISTHMUS_INLINE_LAMBDA { *out++ = pick(F::template column<c>(tile)); });
+    }
+  }
+}
+
+}  // namespace isthmus::ISTHMUS_ISA

@@ -1,0 +1,43 @@
+// What a format header may build on, and what it must give.
+//
+// template <> struct Format<ggml id> holds all facts of one format:
+//   name, policy, block_columns, block_bytes, fields[]     the tile's layout (core/layout.h)
+// and, for Policy::Int8, where a weight is s * (u - zero) + addend:
+//   zero, max_code          the integer constant o, and the largest u; largest |u - zero| is derived
+//   scale_columns           columns one scale covers: 16 or 32
+//   has_addend              whether the format has minima; addend = -minimum
+//   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows
+//   each codes<C, G>(tile)       u of columns 32 C + 4 G .. + 3 for 16 rows, G = 0..7
+// for Policy::F32 and Policy::Bf16:
+//   column<C>(tile)         column C of the tile as fp32, 16 rows
+#pragma once
+
+#include "core/kernels.h"
+#include "core/layout.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kFormatIds = 64;  // ggml type ids are below this
+
+template <int Id>
+struct Format;
+
+template <int Id>
+concept KnownFormat = requires { sizeof(Format<Id>); };
+
+ISTHMUS_INLINE f32v load_fp16(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
+
+// The low (kHigh 0) or high nibbles of 64 bytes.
+template <int kHigh>
+ISTHMUS_INLINE u8v nibbles(const uint8_t* p) {
+  return bit_and(shift_right<4 * kHigh>(load_u8(p)), set1_u8(15));
+}
+
+// Bit kBit of each byte moved to bit kTo, the other bits zero.
+template <int kBit, int kTo>
+ISTHMUS_INLINE u8v move_bit(u8v v) {
+  return bit_and(shift_left<(kTo > kBit ? kTo - kBit : 0)>(shift_right<(kBit > kTo ? kBit - kTo : 0)>(v)),
+                 set1_u8(1 << kTo));
+}
+
+}  // namespace isthmus::ISTHMUS_ISA

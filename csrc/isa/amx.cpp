@@ -1,0 +1,16 @@
+#define ISTHMUS_ISA amx
+#include "simd/avx512.h"
+// after the vocabulary
+#include "drivers/gemm_simd.h"
+#include "drivers/table.h"
+#include "isa/tables.h"
+#include "rows/rows.h"
+
+namespace isthmus {
+
+const KernelTable& amx_table() {
+  static constexpr KernelTable table = {"amx", amx::matmul_kernels([] {}), amx::row_kernels()};
+  return table;
+}
+
+}  // namespace isthmus

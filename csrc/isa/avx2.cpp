@@ -1,0 +1,16 @@
+#define ISTHMUS_ISA avx2
+#include "simd/avx2.h"
+// after the vocabulary
+#include "drivers/gemm_simd.h"
+#include "drivers/table.h"
+#include "isa/tables.h"
+#include "rows/rows.h"
+
+namespace isthmus {
+
+const KernelTable& avx2_table() {
+  static constexpr KernelTable table = {"avx2", avx2::matmul_kernels([] {}), avx2::row_kernels()};
+  return table;
+}
+
+}  // namespace isthmus

@@ -1,0 +1,16 @@
+#define ISTHMUS_ISA avx512
+#include "simd/avx512.h"
+// after the vocabulary
+#include "drivers/gemm_simd.h"
+#include "drivers/table.h"
+#include "isa/tables.h"
+#include "rows/rows.h"
+
+namespace isthmus {
+
+const KernelTable& avx512_table() {
+  static constexpr KernelTable table = {"avx512", avx512::matmul_kernels([] {}), avx512::row_kernels()};
+  return table;
+}
+
+}  // namespace isthmus

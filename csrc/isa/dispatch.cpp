@@ -1,0 +1,125 @@
+#include "isa/dispatch.h"
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "isa/tables.h"
+
+namespace isthmus {
+namespace {
+
+struct Registers {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+Registers cpuid(unsigned leaf, unsigned subleaf) {
+  Registers r;
+  __get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d);  // leaves zeros where the leaf does not exist
+  return r;
+}
+
+constexpr bool bit(uint64_t word, int n) { return (word >> n & 1) != 0; }
+
+// Which register states the operating system saves.
+uint64_t saved_states() {
+  if (!bit(cpuid(1, 0).c, 27)) return 0;  // OSXSAVE
+  unsigned low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t{high} << 32 | low;
+}
+
+// Linux gives the 8 KB of tile registers only to processes that ask (since 5.16); threads started later
+// inherit it.
+bool request_tiles() {
+  constexpr int kArchReqXcompPerm = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+}
+
+struct Cpu {
+  bool avx2 = false, avx2vnni = false, avx512 = false, amx = false;
+};
+
+Cpu detect() {
+  const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven_1 = cpuid(7, 1);
+  const uint64_t states = saved_states();
+  const bool ymm = (states & 0x6) == 0x6, zmm = (states & 0xe6) == 0xe6,
+             tiles = (states & 0x60000) == 0x60000;
+  Cpu cpu;
+  cpu.avx2 =
+      ymm && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5) && bit(seven.b, 8);  // FMA F16C AVX2 BMI2
+  cpu.avx2vnni = cpu.avx2 && bit(seven_1.a, 4);
+  cpu.avx512 = cpu.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
+               bit(seven.b, 31) && bit(seven.c, 11);  // F DQ BW VL VNNI
+  const bool amx =
+      cpu.avx512 && tiles && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);  // BF16 TILE INT8
+  cpu.amx = amx && request_tiles();
+  return cpu;
+}
+
+struct Isa {
+  const char* name;
+  const KernelTable& (*table)();
+  bool runnable;
+};
+
+constexpr int kIsas = 5;
+struct Isas {
+  Isa all[kIsas];
+  const char* runnable[kIsas];
+  int count = 0;
+
+  Isas() : Isas(detect()) {}
+  explicit Isas(const Cpu& cpu)
+      : all{{"scalar", scalar_table, true},
+            {"avx2", avx2_table, cpu.avx2},
+            {"avx2vnni", avx2vnni_table, cpu.avx2vnni},
+            {"avx512", avx512_table, cpu.avx512},
+            {"amx", amx_table, cpu.amx}} {
+    for (const Isa& isa : all) {
+      if (isa.runnable) runnable[count++] = isa.name;
+    }
+  }
+};
+
+const Isas& isas() {
+  static const Isas found;
+  return found;
+}
+
+const KernelTable* current = nullptr;
+
+}  // namespace
+
+const char* const* runnable_isas(int* count) {
+  *count = isas().count;
+  return isas().runnable;
+}
+
+const KernelTable& isa_table(const char* name) {
+  std::string known;
+  for (const Isa& isa : isas().all) {
+    if (std::strcmp(isa.name, name) == 0 && isa.runnable) return isa.table();
+    if (std::strcmp(isa.name, name) == 0) {
+      throw std::invalid_argument("instruction set " + std::string(name) +
+                                  " is not available on this machine; the best one here is " +
+                                  isas().runnable[isas().count - 1]);
+    }
+    known += std::string(known.empty() ? "" : ", ") + isa.name;
+  }
+  throw std::invalid_argument("unknown instruction set '" + std::string(name) + "', expected one of " +
+                              known);
+}
+
+const KernelTable& kernels() {
+  if (current == nullptr) current = &isa_table(isas().runnable[isas().count - 1]);
+  return *current;
+}
+
+void use_isa(const char* name) { current = &isa_table(name); }
+
+}  // namespace isthmus

@@ -1,0 +1,16 @@
+#define ISTHMUS_ISA scalar
+#include "simd/scalar.h"
+// after the vocabulary
+#include "drivers/gemm_simd.h"
+#include "drivers/table.h"
+#include "isa/tables.h"
+#include "rows/rows.h"
+
+namespace isthmus {
+
+const KernelTable& scalar_table() {
+  static constexpr KernelTable table = {"scalar", scalar::matmul_kernels([] {}), scalar::row_kernels()};
+  return table;
+}
+
+}  // namespace isthmus

@@ -1,0 +1,103 @@
+// The byte vocabulary on AVX2, with VNNI where the translation unit has it: 64 bytes are two ymm. Meaning:
+// scalar.h.
+#pragma once
+
+#include "simd/f32_avx2.h"
+#include "simd/unroll.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kGemvRows = 4;
+constexpr int kGemmRows = 4;  // 4 x 2 ymm of sums, a code vector and temporaries in 16 registers
+constexpr int kGemmStrips = 1;
+
+struct u8v {
+  __m256i lo, hi;
+};
+
+ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
+ISTHMUS_INLINE u8v set1_u8(uint8_t x) {
+  const __m256i v = _mm256_set1_epi8(static_cast<char>(x));
+  return {v, v};
+}
+ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) {
+  return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
+ISTHMUS_INLINE u8v bit_or(u8v a, u8v b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+ISTHMUS_INLINE u8v bit_xor(u8v a, u8v b) {
+  return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+template <int N>
+ISTHMUS_INLINE u8v shift_right(u8v a) {
+  if constexpr (N == 0) return a;
+  return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};
+}
+template <int N>
+ISTHMUS_INLINE u8v shift_left(u8v a) {
+  if constexpr (N == 0) return a;
+  return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
+}
+ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
+
+ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+ISTHMUS_INLINE i32v widen_s8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {
+  const __m256i words = _mm256_packs_epi32(a.lo, a.hi);  // 0-3, 8-11, 4-7, 12-15
+  const __m256i sorted = _mm256_permute4x64_epi64(words, 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(_mm256_castsi256_si128(sorted), _mm256_extracti128_si256(sorted, 1)));
+}
+
+#ifdef __AVXVNNI__
+template <int kMaxCode>
+ISTHMUS_INLINE __m256i dot_half(__m256i acc, __m256i u, __m256i x) {
+  return _mm256_dpbusd_avx_epi32(acc, u, x);
+}
+#else
+template <int kMaxCode>
+ISTHMUS_INLINE __m256i dot_half(__m256i acc, __m256i u, __m256i x) {
+  if constexpr (kMaxCode <= 129) {  // 2 * 129 * 127 is the largest pair sum that VPMADDUBSW does not saturate
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1)));
+  } else {  // even and odd bytes as 16-bit numbers, whose pair sums are 32 bits wide
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(x, 8));
+    return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+  }
+}
+#endif
+
+template <int kMaxCode>
+ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  const __m256i x4 = _mm256_set1_epi32(four);
+  return {dot_half<kMaxCode>(acc.lo, u.lo, x4), dot_half<kMaxCode>(acc.hi, u.hi, x4)};
+}
+
+ISTHMUS_INLINE __m256i requantise_half(__m256i q, __m256i factor) {
+  const __m256i f = _mm256_blend_epi16(factor, _mm256_slli_epi32(factor, 16), 0xaa);
+  const __m256i even = _mm256_mulhrs_epi16(_mm256_slli_epi16(q, 8), f);
+  const __m256i odd = _mm256_mulhrs_epi16(_mm256_and_si256(q, _mm256_set1_epi16(-256)), f);
+  return _mm256_blendv_epi8(even, _mm256_slli_epi16(odd, 8), _mm256_set1_epi16(-256));
+}
+ISTHMUS_INLINE u8v requantise(u8v q, i32v factor) {
+  return {requantise_half(q.lo, factor.lo), requantise_half(q.hi, factor.hi)};
+}
+
+ISTHMUS_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace isthmus::ISTHMUS_ISA

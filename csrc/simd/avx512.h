@@ -1,0 +1,60 @@
+// The byte vocabulary on AVX-512 (F, BW, VL, VNNI). Meaning: scalar.h.
+#pragma once
+
+#include "simd/f32_avx512.h"
+#include "simd/unroll.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kGemvRows = 8;
+constexpr int kGemmRows = 8;  // 8 x 2 sums, two code vectors and the broadcast fit the 32 registers
+constexpr int kGemmStrips = 2;
+
+struct u8v {
+  __m512i v;
+};
+
+ISTHMUS_INLINE u8v load_u8(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { _mm512_storeu_si512(p, a.v); }
+ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) { return {_mm512_and_si512(a.v, b.v)}; }
+ISTHMUS_INLINE u8v bit_or(u8v a, u8v b) { return {_mm512_or_si512(a.v, b.v)}; }
+ISTHMUS_INLINE u8v bit_xor(u8v a, u8v b) { return {_mm512_xor_si512(a.v, b.v)}; }
+template <int N>
+ISTHMUS_INLINE u8v shift_right(u8v a) {
+  return {N == 0 ? a.v : _mm512_srli_epi32(a.v, N)};
+}
+template <int N>
+ISTHMUS_INLINE u8v shift_left(u8v a) {
+  return {N == 0 ? a.v : _mm512_slli_epi32(a.v, N)};
+}
+ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+
+ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+ISTHMUS_INLINE i32v widen_s8(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
+}
+
+template <int kMaxCode>
+ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  return {_mm512_dpbusd_epi32(acc.v, u.v, _mm512_set1_epi32(four))};
+}
+
+ISTHMUS_INLINE u8v requantise(u8v q, i32v factor) {
+  const __m512i f =
+      _mm512_or_si512(_mm512_and_si512(factor.v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(factor.v, 16));
+  const __m512i even = _mm512_mulhrs_epi16(_mm512_slli_epi16(q.v, 8), f);
+  const __m512i odd = _mm512_mulhrs_epi16(_mm512_and_si512(q.v, _mm512_set1_epi16(-256)), f);
+  return {_mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8))};
+}
+
+ISTHMUS_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace isthmus::ISTHMUS_ISA

@@ -1,0 +1,96 @@
+// The byte vocabulary, portable version: what formats and drivers need beside the fp32 vocabulary. The oracle
+// of avx2.h and avx512.h.
+//
+// u8v is 64 bytes, seen as 16 lanes of 32 bits: lane r belongs to weight row r and byte i of a lane to column
+// i of four neighbours. Shifts work on whole lanes, so bits cross bytes: mask after them.
+#pragma once
+
+#include "simd/f32_scalar.h"
+#include "simd/unroll.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kGemvRows = 4;    // rows of x that share one unpack
+constexpr int kGemmRows = 4;    // rows of x ..
+constexpr int kGemmStrips = 1;  // .. and strips of w in one GEMM register block
+
+typedef int16_t i16x32 __attribute__((vector_size(64)));
+
+struct u8v {
+  u32x16 v;
+};
+
+#define ISTHMUS_LANES for (int i = 0; i < 16; i++)
+
+ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
+  u8v r;
+  memcpy(&r.v, p, sizeof r.v);
+  return r;
+}
+ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { memcpy(p, &a.v, sizeof a.v); }
+ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {x * 0x01010101u + u32x16{}}; }
+ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) { return {a.v & b.v}; }
+ISTHMUS_INLINE u8v bit_or(u8v a, u8v b) { return {a.v | b.v}; }
+ISTHMUS_INLINE u8v bit_xor(u8v a, u8v b) { return {a.v ^ b.v}; }
+template <int N>
+ISTHMUS_INLINE u8v shift_right(u8v a) {
+  return {a.v >> N};
+}
+template <int N>
+ISTHMUS_INLINE u8v shift_left(u8v a) {
+  return {a.v << N};
+}
+ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) {  // per byte, wraps
+  constexpr uint32_t top = 0x80808080u;    // borrow stays inside a byte
+  return {((a.v | top) - (b.v & ~top)) ^ ((a.v ^ ~b.v) & top)};
+}
+
+// 16 bytes as 16 lanes.
+ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
+  i32v r;
+  ISTHMUS_LANES r.v[i] = p[i];
+  return r;
+}
+ISTHMUS_INLINE i32v widen_s8(const uint8_t* p) {
+  i32v r;
+  ISTHMUS_LANES r.v[i] = static_cast<int8_t>(p[i]);
+  return r;
+}
+ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {  // saturates
+  ISTHMUS_LANES p[i] = static_cast<int8_t>(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
+}
+
+// dot and requantise are calls here: inlined some hundred times a driver they made a megabyte of code.
+static __attribute__((noinline)) void add_products(i32v& acc, const u8v& u, const int8_t* x) {
+  // |u * x| <= 255 * 128 fits 16 bits, whose products every baseline vector unit has; 32-bit ones it has not.
+  const auto pair = [&](int i) {
+    return static_cast<uint32_t>(x[i] & 0xffff) | static_cast<uint32_t>(x[i + 2]) << 16;
+  };
+  const i32x16 even = (i32x16)((i16x32)(u.v & 0x00ff00ff) * (i16x32)(pair(0) + u32x16{}));
+  const i32x16 odd = (i32x16)((i16x32)(u.v >> 8 & 0x00ff00ff) * (i16x32)(pair(1) + u32x16{}));
+  acc.v += (even << 16 >> 16) + (even >> 16) + (odd << 16 >> 16) + (odd >> 16);
+}
+// acc + the sum over the 4 bytes of each lane of u * x, u unsigned <= kMaxCode, x the 4 signed bytes at `x`,
+// exact.
+template <int kMaxCode>
+ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
+  add_products(acc, u, x);
+  return acc;
+}
+
+// Each signed byte q of a lane becomes the low byte of round(q * factor / 128), ties upwards; factor is the
+// lane's, |factor| < 2^15. That is the rounding high product of 16-bit halves (PMULHRSW) of q << 8.
+static __attribute__((noinline)) u8v requantise(const u8v& q, const i32v& factor) {
+  u32x16 codes = {};
+  for (int shift = 0; shift < 32; shift += 8) {
+    const i32x16 high = (i32x16)(q.v >> shift << 24) >> 16;  // q << 8, with its sign
+    codes |= (u32x16)(((high * factor.v + 0x4000) >> 15) & 255) << shift;
+  }
+  return {codes};
+}
+
+ISTHMUS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+#undef ISTHMUS_LANES
+
+}  // namespace isthmus::ISTHMUS_ISA
