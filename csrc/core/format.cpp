@@ -1,6 +1,9 @@
 #include "core/format.h"
 
+#include <array>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "core/layout.h"
 
@@ -103,22 +106,29 @@ constexpr FormatInfo make_info() {
   }
 }
 
-struct Table {
-  FormatInfo info[kFormatIds];
-};
-
 template <int... Ids>
-constexpr Table make_table(std::integer_sequence<int, Ids...>) {
-  return {{make_info<Ids>()...}};
+constexpr std::array<FormatInfo, kFormatIds> make_table(std::integer_sequence<int, Ids...>) {
+  return {make_info<Ids>()...};
 }
 
-constexpr Table kTable = make_table(std::make_integer_sequence<int, kFormatIds>{});
+constexpr auto kTable = make_table(std::make_integer_sequence<int, kFormatIds>{});
 
 }  // namespace
 
 const FormatInfo* find_format(int id) {
-  if (id < 0 || id >= kFormatIds || kTable.info[id].id < 0) return nullptr;
-  return &kTable.info[id];
+  return id >= 0 && id < kFormatIds && kTable[id].id == id ? &kTable[id] : nullptr;
+}
+
+const FormatInfo* const* all_formats(int* count) {
+  static const std::vector<const FormatInfo*> all = [] {
+    std::vector<const FormatInfo*> known;
+    for (const FormatInfo& info : kTable) {
+      if (info.id >= 0) known.push_back(&info);
+    }
+    return known;
+  }();
+  *count = static_cast<int>(all.size());
+  return all.data();
 }
 
 }  // namespace isthmus

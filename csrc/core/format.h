@@ -27,5 +27,7 @@ struct FormatInfo {
 
 // The format with this ggml id, or null if the core has no kernels for it. Ids are below 64.
 const FormatInfo* find_format(int id);
+// All of them, in order of id; `count` receives how many.
+const FormatInfo* const* all_formats(int* count);
 
 }  // namespace isthmus

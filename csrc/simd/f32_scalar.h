@@ -73,7 +73,7 @@ ISTHMUS_INLINE f32v sqrt(f32v a) {
   ISTHMUS_LANES a.v[i] = __builtin_sqrtf(a.v[i]);
   return a;
 }
-static __attribute__((noinline)) void fma_lanes(const float* a, const float* b, float* c) {
+static __attribute__((noinline, unused)) void fma_lanes(const float* a, const float* b, float* c) {
   ISTHMUS_LANES c[i] = __builtin_fmaf(a[i], b[i], c[i]);
 }
 ISTHMUS_INLINE f32v fma(f32v a, f32v b, f32v c) {  // a * b + c, rounded once

@@ -61,7 +61,7 @@ ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {  // saturates
 }
 
 // dot and requantise are calls here: inlined some hundred times a driver they made a megabyte of code.
-static __attribute__((noinline)) void add_products(i32v& acc, const u8v& u, const int8_t* x) {
+static __attribute__((noinline, unused)) void add_products(i32v& acc, const u8v& u, const int8_t* x) {
   // |u * x| <= 255 * 128 fits 16 bits, whose products every baseline vector unit has; 32-bit ones it has not.
   const auto pair = [&](int i) {
     return static_cast<uint32_t>(x[i] & 0xffff) | static_cast<uint32_t>(x[i + 2]) << 16;
@@ -80,7 +80,7 @@ ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
 
 // Each signed byte q of a lane becomes the low byte of round(q * factor / 128), ties upwards; factor is the
 // lane's, |factor| < 2^15. That is the rounding high product of 16-bit halves (PMULHRSW) of q << 8.
-static __attribute__((noinline)) u8v requantise(const u8v& q, const i32v& factor) {
+static __attribute__((noinline, unused)) u8v requantise(const u8v& q, const i32v& factor) {
   u32x16 codes = {};
   for (int shift = 0; shift < 32; shift += 8) {
     const i32x16 high = (i32x16)(q.v >> shift << 24) >> 16;  // q << 8, with its sign
