@@ -30,9 +30,15 @@ def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = No
     if not name or "\x00" in name:
         raise UsageError(f"a model must be 'demo' or the path of a .gguf file, got {name!r}")
     path = Path(name).expanduser()
+    try:
+        exists = path.exists()
+    except OSError as error:  # longer than a name may be
+        raise UsageError(
+            f"a model must be 'demo' or the path of a .gguf file, got {name[:40]!r}...: {error.strerror}"
+        ) from None
     if path.is_dir():
         return _only_model(path)
-    if path.exists():
+    if exists:
         return path
     raise UsageError(_not_found(name, path))
 

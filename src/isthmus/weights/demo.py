@@ -87,7 +87,7 @@ def upcycle(dense: Path, path: Path, progress: Progress | None = None) -> None:
     it was.
     """
     with closing(GgufSource(dense)) as source:
-        plans = [plan for tensor in source.tensors.values() for plan in _plans(tensor)]
+        plans = [plan for tensor in source.tensors.values() for plan in expert_plans(tensor)]
         _check_room(path.parent, sum(plan.nbytes for plan in plans) + _SLACK_BYTES)
         with atomic_file(path) as (out, written):
             write_gguf(out, _metadata(source), plans, progress)
@@ -141,7 +141,7 @@ def _metadata(source: GgufSource) -> dict[str, tuple[ValueType, Any]]:
     return pairs
 
 
-def _plans(tensor: RawTensor) -> Iterator[TensorPlan]:
+def expert_plans(tensor: RawTensor) -> Iterator[TensorPlan]:
     """What one dense tensor becomes: itself, or its experts, and the layer's router along with gate."""
     parts = tensor.name.split(".")
     kind = parts[2] if parts[0] == "blk" and len(parts) == 4 else ""

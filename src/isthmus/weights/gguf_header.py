@@ -165,6 +165,8 @@ def _value(cursor: HeaderCursor, key: str) -> tuple[Any, ValueType]:
     """A value and its type, of an array its elements' type."""
     what = f"key '{key}'"
     kind = _value_type(cursor, what)
+    if kind is ValueType.STRING:
+        return cursor.string(what), kind
     if kind is not ValueType.ARRAY:
         return _elements(cursor, kind, 1, what, 0)[0], kind
     element, count = _array_head(cursor, what)

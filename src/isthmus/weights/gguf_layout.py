@@ -12,8 +12,10 @@ import os
 from isthmus.errors import MalformedFileError
 from isthmus.weights.gguf_header import GgufHeader, TensorInfo
 
-# A tensor this large without one written byte is an interrupted download, not a tensor of zeros.
+# A tensor this large without one written block is an interrupted download, not a tensor of zeros.
 HOLE_BYTES = 1 << 20
+# Its ends may share a file system's block with a written neighbour; no file system in use has larger ones.
+_BLOCK_BYTES = 1 << 16
 
 
 def check_layout(header: GgufHeader) -> None:
@@ -42,7 +44,8 @@ def check_written(header: GgufHeader, fd: int) -> None:
         if tensor.nbytes < HOLE_BYTES:
             continue
         start = header.data_start + tensor.offset
-        if _next_data(fd, start, header.size) >= start + tensor.nbytes:
+        inner = -(-start // _BLOCK_BYTES) * _BLOCK_BYTES
+        if _next_data(fd, inner, header.size) >= start + tensor.nbytes - _BLOCK_BYTES:
             raise _bad(
                 header,
                 tensor,
