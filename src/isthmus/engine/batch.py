@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isthmus.config import BLOCK_TOKENS
+from isthmus.native.rows import PagedRows
 
 
 @dataclass(frozen=True)
@@ -31,35 +31,44 @@ class Batch:
     def num_rows(self) -> int:
         return self.tokens.shape[0]
 
-    def check(self, vocab_size: int, context_tokens: int, num_blocks: int) -> None:
-        """Our own scheduler's mistakes, found before native code follows an index; ValueError says which."""
+    def prepare(self, vocab_size: int, num_blocks: int) -> Step:
+        """The batch with its indices copied and checked: our own scheduler's mistakes, each a ValueError."""
         rows = self.num_rows
-        for name, shape in (
-            ("tokens", (rows,)),
-            ("positions", (rows,)),
-            ("sequences", (rows,)),
-            ("slots", (rows,)),
-        ):
-            _check_layout(name, getattr(self, name), shape)
-        _check_layout("block_tables", self.block_tables, tuple(self.block_tables.shape))
-        _check_layout("logit_rows", self.logit_rows, (self.logit_rows.numel(),))
         if rows == 0 or self.block_tables.dim() != 2:
             raise ValueError(
                 f"a batch of {rows} rows with block_tables {tuple(self.block_tables.shape)}; needs both"
             )
-        num_sequences, max_blocks = self.block_tables.shape
+        for name in ("tokens", "positions", "sequences", "slots"):
+            _check_layout(name, getattr(self, name), (rows,))
+        _check_layout("block_tables", self.block_tables, tuple(self.block_tables.shape))
+        _check_layout("logit_rows", self.logit_rows, (self.logit_rows.numel(),))
         _check_range("tokens", self.tokens, vocab_size)
-        _check_range("positions", self.positions, min(context_tokens, max_blocks * BLOCK_TOKENS))
-        _check_range("sequences", self.sequences, num_sequences)
-        _check_range("slots", self.slots, num_blocks * BLOCK_TOKENS)
-        _check_range("block_tables", self.block_tables, num_blocks)
         _check_range("logit_rows", self.logit_rows, rows)
+        paged = PagedRows(
+            self.sequences.data_ptr(),
+            self.positions.data_ptr(),
+            self.slots.data_ptr(),
+            self.block_tables.data_ptr(),
+            rows,
+            num_sequences=self.block_tables.shape[0],
+            max_blocks=self.block_tables.shape[1],
+            num_blocks=num_blocks,
+        )
+        return Step(self, paged)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch as the modules get it. `rows`: native copies of everything that points into the caches."""
+
+    batch: Batch
+    rows: PagedRows
 
 
 def _check_layout(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tensor.dtype != torch.int32 or not tensor.is_contiguous() or tuple(tensor.shape) != shape:
         raise ValueError(
-            f"batch.{name} is {tensor.dtype} {tuple(tensor.shape)}; needs contiguous torch.int32 {shape} on the CPU"
+            f"batch.{name} is {tensor.dtype} {tuple(tensor.shape)}; needs contiguous torch.int32 {shape}"
         )
 
 

@@ -1,0 +1,27 @@
+"""Which architecture of a GGUF file is which class. Imported on use: a model pays for no other."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from isthmus.errors import UnsupportedError
+
+MODELS = {
+    "llama": "isthmus.models.llama:Llama",
+    "qwen2": "isthmus.models.qwen:Qwen",
+    "qwen2moe": "isthmus.models.qwen:Qwen",
+    "qwen3": "isthmus.models.qwen:Qwen",
+    "qwen3moe": "isthmus.models.qwen:Qwen",
+    "deepseek2": "isthmus.models.deepseek2:DeepSeek2",
+}
+
+
+def model_class(architecture: str) -> Any:
+    """The class: called with (build, metadata) it makes a models.base.Model."""
+    if architecture not in MODELS:
+        raise UnsupportedError(
+            f"architecture {architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
+        )
+    module, name = MODELS[architecture].split(":")
+    return getattr(importlib.import_module(module), name)

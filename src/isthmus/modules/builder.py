@@ -1,0 +1,190 @@
+"""Gives a model its modules: every tensor asked for by name and shape, all of them found before one is
+packed.
+
+A model file is the only text that knows which tensors exist. While the model is constructed nothing is
+read: shapes and formats are held against the config, and every mistake is collected. `finish` reports them
+together - missing, misshapen, in a format without a kernel, or left over - and only then loads, module by
+module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NoReturn, Protocol, TypeVar
+
+from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
+from isthmus.errors import MalformedFileError, UnsupportedError
+from isthmus.formats.spec import by_name
+from isthmus.modules.embedding import Embedding
+from isthmus.modules.experts import Experts
+from isthmus.modules.linear import Linear
+from isthmus.modules.loader import PLAIN, Loader
+from isthmus.modules.norm import RmsNorm
+from isthmus.modules.rope import Rope, RopeConfig
+from isthmus.modules.router import Router, RouterConfig, SigmoidGate
+from isthmus.weights.source import RawTensor, WeightSource
+
+
+class Module(Protocol):
+    def load(self, loader: Loader) -> None: ...
+
+
+M = TypeVar("M", bound=Module)
+
+
+class Builder:
+    def __init__(
+        self, source: WeightSource, options: RunOptions, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.options = options
+        self._source = source
+        self._progress = progress
+        self._prefix = ""
+        self._modules: list[Module] = []
+        self._used: set[str] = set()
+        self._missing: list[str] = []
+        self._misshapen: list[str] = []
+        self._unsupported: list[str] = []
+
+    def scope(self, prefix: str) -> Builder:
+        """The same builder, with `prefix` before every name: `build.scope("blk.3.")`."""
+        inner = object.__new__(Builder)
+        inner.__dict__.update(self.__dict__)
+        inner._prefix = self._prefix + prefix
+        return inner
+
+    def add(self, module: M) -> M:
+        """A module that took its tensors with `matrix` and `vector`; it is loaded in `finish`."""
+        self._modules.append(module)
+        return module
+
+    def ignore(self, name: str) -> None:
+        """A tensor that repeats what others hold: not read, and not a leftover."""
+        self._used.add(self._prefix + name)
+
+    def has(self, name: str) -> bool:
+        return self._prefix + name in self._source.tensors
+
+    def matrix(self, name: str, *shape: int, also: tuple[int, ...] = ()) -> RawTensor:
+        """A tensor for packing, [rows, columns] or [experts, rows, columns]; `also` is another shape for
+        the same bytes.
+        """
+        raw = self._take(name, shape, also)
+        if not raw.format.runnable:
+            self._unsupported.append(f"{raw.name} ({raw.format.name})")
+        return raw
+
+    def vector(self, name: str, size: int) -> RawTensor:
+        """A norm, bias or table: [size] in F32, F16 or BF16."""
+        raw = self._take(name, (size,), ())
+        if raw.format.name not in PLAIN:
+            self._unsupported.append(f"{raw.name} ({raw.format.name}; needed: {', '.join(PLAIN)})")
+        return raw
+
+    def embedding(self, name: str, vocab: int, hidden: int) -> Embedding:
+        return self.add(Embedding(self.matrix(name, vocab, hidden)))
+
+    def norm(self, name: str, size: int, eps: float) -> RmsNorm:
+        return self.add(RmsNorm(self.vector(name, size), eps))
+
+    def linear(
+        self, rows: Mapping[str, int], columns: int, *, bias: Literal["none", "required", "optional"] = "none"
+    ) -> Linear:
+        """Matrices NAME.weight [rows, columns] joined side by side, and NAME.bias; optional: where the file
+        has it.
+        """
+        weights = [self.matrix(f"{name}.weight", n, columns) for name, n in rows.items()]
+        biased = [bias == "required" or (bias == "optional" and self.has(f"{name}.bias")) for name in rows]
+        biases = [
+            self.vector(f"{name}.bias", n) if wanted else None
+            for (name, n), wanted in zip(rows.items(), biased, strict=True)
+        ]
+        return self.add(Linear(weights, biases, exact=self.options.exact_batching))
+
+    def rope(self, config: RopeConfig, context_tokens: int, *, factors: str = "") -> Rope:
+        """Tables for the context of this run: as asked for, else the model's own up to the default."""
+        wanted = self.options.context_tokens or min(context_tokens, DEFAULT_CONTEXT_TOKENS)
+        positions = -(-wanted // BLOCK_TOKENS) * BLOCK_TOKENS
+        raw = self.vector(factors, config.dim // 2) if factors and self.has(factors) else None
+        return self.add(Rope(config, raw, positions))
+
+    def router(self, config: RouterConfig, hidden: int, *, bias: bool = False) -> Router:
+        """ffn_gate_inp; with `bias` also exp_probs_b, which chooses but does not weigh."""
+        gate = self.matrix("ffn_gate_inp.weight", config.experts, hidden)
+        return self.add(
+            Router(config, gate, self.vector("exp_probs_b.bias", config.experts) if bias else None)
+        )
+
+    def sigmoid_gate(self, name: str, hidden: int) -> SigmoidGate:
+        return self.add(SigmoidGate(self.matrix(name, 1, hidden)))
+
+    def experts(self, hidden: int, experts: int, inner: int, *, shared_inner: int = 0) -> Experts:
+        """Routed experts ffn_*_exps [experts, inner, hidden]; `shared_inner` > 0: also the shared one,
+        ffn_*_shexp.
+        """
+        routed = (
+            self.matrix("ffn_gate_exps.weight", experts, inner, hidden),
+            self.matrix("ffn_up_exps.weight", experts, inner, hidden),
+            self.matrix("ffn_down_exps.weight", experts, hidden, inner),
+        )
+        shared = self._feed_forward("_shexp", hidden, shared_inner) if shared_inner else None
+        return self.add(Experts(routed, shared, exact=self.options.exact_batching))
+
+    def feed_forward(self, hidden: int, inner: int) -> Experts:
+        """A dense FFN is one expert that every row takes."""
+        return self.add(
+            Experts(self._feed_forward("", hidden, inner), None, exact=self.options.exact_batching)
+        )
+
+    def finish(self) -> None:
+        """Reports every mistake, or loads every module."""
+        if self._missing:
+            self._fail(MalformedFileError, "is missing tensors its architecture needs", self._missing)
+        if self._misshapen:
+            self._fail(
+                MalformedFileError, "has tensors whose shape is not what its metadata says", self._misshapen
+            )
+        if self._unsupported:
+            self._fail(UnsupportedError, "has tensors in a format the CPU kernels lack", self._unsupported)
+        leftover = [name for name in self._source.tensors if name not in self._used]
+        if leftover:
+            self._fail(
+                UnsupportedError,
+                "has tensors its architecture does not use, so its text would be wrong",
+                leftover,
+            )
+        loader = Loader(self._source, self._progress)
+        for module in self._modules:
+            module.load(loader)
+
+    def _feed_forward(self, suffix: str, hidden: int, inner: int) -> tuple[RawTensor, RawTensor, RawTensor]:
+        return (
+            self.matrix(f"ffn_gate{suffix}.weight", inner, hidden),
+            self.matrix(f"ffn_up{suffix}.weight", inner, hidden),
+            self.matrix(f"ffn_down{suffix}.weight", hidden, inner),
+        )
+
+    def _take(self, name: str, shape: tuple[int, ...], also: tuple[int, ...]) -> RawTensor:
+        """The tensor, in `shape`; a placeholder where there is none, since `finish` will refuse the file
+        anyway.
+        """
+        full = self._prefix + name
+        raw = self._source.tensors.get(full)
+        self._used.add(full)
+        if raw is None:
+            self._missing.append(f"{full} {list(shape)}")
+            return RawTensor(full, shape, by_name("f32"), memoryview(b""), self._source.path)
+        if _squeezed(raw.shape) not in (_squeezed(shape), _squeezed(also or shape)):
+            self._misshapen.append(f"{full} is {list(raw.shape)}, needed {list(shape)}")
+        return RawTensor(full, shape, raw.format, raw.data, raw.file, raw.aux)
+
+    def _fail(self, error: type[Exception], what: str, names: list[str]) -> NoReturn:
+        shown = "; ".join(names[:8]) + (f"; and {len(names) - 8} more" if len(names) > 8 else "")
+        raise error(f"{self._source.path} {what}: {shown}")
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without leading ones: GGUF writers differ in whether [1, n] keeps its first dimension."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape

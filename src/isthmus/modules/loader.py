@@ -1,0 +1,112 @@
+"""From a tensor's bytes in the file to what a module computes with: packed tiles or an fp32 vector.
+
+Every matrix is packed once, however many modules use it (a tied embedding is also the head), and the file's
+pages are given back as soon as they are consumed, so that loading needs the weights' size and not twice
+that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from isthmus.errors import MalformedFileError
+from isthmus.formats.reference import dequantize
+from isthmus.formats.spec import FormatSpec, by_name
+from isthmus.native import ops
+from isthmus.weights.source import RawTensor, WeightSource
+
+# Formats whose values a transposition can carry over as they are: one column to a block.
+PLAIN = ("f32", "f16", "bf16")
+
+
+class Loader:
+    def __init__(self, source: WeightSource, progress: Callable[[int], None] | None) -> None:
+        """`progress` is called with the bytes of each tensor that has been taken from the file."""
+        self._source = source
+        self._progress = progress
+        self._packed: dict[str, ops.PackedWeight] = {}
+
+    def pack(self, raw: RawTensor) -> ops.PackedWeight:
+        """[rows, columns] or [experts, rows, columns] in the file's own format."""
+        if raw.name not in self._packed:
+            self._packed[raw.name] = pack(raw)
+            self._consumed(raw)
+        return self._packed[raw.name]
+
+    def pack_f32(self, raw: RawTensor) -> ops.PackedWeight:
+        """The same as fp32, whatever the file holds: for the router, whose product is always fp32."""
+        packed = pack(as_f32(raw))
+        self._consumed(raw)
+        return packed
+
+    def pack_parts(
+        self, raw: RawTensor, cuts: Sequence[Callable[[RawTensor], RawTensor]]
+    ) -> list[ops.PackedWeight]:
+        """Several packed matrices cut out of one tensor, each by its function."""
+        packed = [pack(cut(raw)) for cut in cuts]
+        self._consumed(raw)
+        return packed
+
+    def vector(self, raw: RawTensor) -> Tensor:
+        """fp32 [n], our own memory."""
+        values = torch.from_numpy(np.array(f32_values(raw)).reshape(-1))
+        self._consumed(raw)
+        return values
+
+    def _consumed(self, raw: RawTensor) -> None:
+        self._source.release(raw.name)
+        if self._progress:
+            self._progress(len(raw.data))
+
+
+def pack(raw: RawTensor) -> ops.PackedWeight:
+    experts, rows, columns = (1, *raw.shape)[-3:]
+    try:
+        return ops.pack(raw.data, raw.format.ggml_id, experts, rows, columns)
+    except ValueError as error:  # a block's scale is Inf or NaN
+        raise MalformedFileError(f"{raw.file}: tensor {raw.name}: {error}") from error
+
+
+def f32_values(raw: RawTensor) -> npt.NDArray[Any]:
+    """The tensor's values, fp32, in its shape."""
+    values: npt.NDArray[Any] = dequantize(raw.format, raw.data).reshape(raw.shape)
+    return values
+
+
+def as_f32(raw: RawTensor) -> RawTensor:
+    """The same values as an F32 tensor."""
+    return raw if raw.format.name == "f32" else _with_values(raw, f32_values(raw), by_name("f32"))
+
+
+def head_rows(raw: RawTensor, heads: int, begin: int, end: int) -> RawTensor:
+    """Rows [begin, end) of each head of [heads * n, columns], as the file holds them."""
+    rows, columns = raw.shape
+    row_bytes = columns // raw.format.block_columns * raw.format.block_bytes
+    data = np.frombuffer(raw.data, np.uint8).reshape(heads, rows // heads, row_bytes)[:, begin:end]
+    return replace(raw, shape=(heads, end - begin, columns), data=_view(np.ascontiguousarray(data)))
+
+
+def head_rows_transposed(raw: RawTensor, heads: int, begin: int, end: int) -> RawTensor:
+    """The same as [heads, columns, end - begin]. A quantised format becomes BF16, the one inflation (4.7)."""
+    part = head_rows(raw, heads, begin, end)
+    spec = part.format if part.format.name in PLAIN else by_name("bf16")
+    return _with_values(part, f32_values(part).transpose(0, 2, 1), spec)
+
+
+def _with_values(raw: RawTensor, values: npt.NDArray[Any], spec: FormatSpec) -> RawTensor:
+    """`raw` with new fp32 values, rounded to the nearest of a plain format."""
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[spec.name]
+    tensor = torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
+    return replace(raw, shape=tuple(values.shape), format=spec, data=_view(tensor.view(torch.uint8).numpy()))
+
+
+def _view(data: npt.NDArray[Any]) -> memoryview:
+    flat: Any = data.reshape(-1)  # numpy's stubs do not say that an array is a buffer
+    return memoryview(flat).toreadonly()

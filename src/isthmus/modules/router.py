@@ -1,0 +1,83 @@
+"""Which experts a token takes, and with what weight. The product is fp32; ties go to the lower id.
+
+scores = softmax(logits) or sigmoid(logits)
+chosen = the top_k of scores + bias, within the groups_used best groups where there are groups;
+         a group is worth its best score (softmax: DeepSeek-V2) or the sum of its two best (sigmoid: V3)
+weight = scores[chosen] (without the bias), divided by their sum if `normalise`, times `scale`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from isthmus.modules.loader import Loader
+from isthmus.native import ops, rows
+from isthmus.weights.source import RawTensor
+
+MAX_EXPERTS = 1024  # kMaxExperts and kMaxChosen of csrc/rows/args.h
+MAX_CHOSEN = 64
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    gate: Literal["softmax", "sigmoid"]
+    experts: int
+    top_k: int
+    normalise: bool
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+
+
+class Router:
+    """ffn_gate_inp [experts, hidden], and exp_probs_b [experts]."""
+
+    def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None) -> None:
+        self.config = config
+        self._raw = (gate, bias)
+
+    def load(self, loader: Loader) -> None:
+        gate, bias = self._raw
+        c = self.config
+        self._gate = ops.Linear([loader.pack_f32(gate)])
+        self._bias = loader.vector(bias) if bias else None
+        self._choose = rows.Router(
+            c.experts,
+            c.top_k,
+            scoring=c.gate,
+            bias=self._bias.data_ptr() if self._bias is not None else 0,
+            groups=c.groups,
+            groups_kept=c.groups_used,
+            group_score="max" if c.gate == "softmax" else "top2_sum",
+            normalise=c.normalise,
+            scale=c.scale,
+        )
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x fp32 [T, hidden]; returns ids int32 [T, top_k], best first, and their weights fp32 [T, top_k]."""
+        tokens, c = x.shape[0], self.config
+        logits = torch.empty(tokens, c.experts)
+        self._gate(x.data_ptr(), tokens, x.stride(0), logits.data_ptr(), c.experts)
+        ids = torch.empty(tokens, c.top_k, dtype=torch.int32)
+        weights = torch.empty(tokens, c.top_k)
+        self._choose(logits.data_ptr(), c.experts, tokens, ids.data_ptr(), weights.data_ptr())
+        return ids, weights
+
+
+class SigmoidGate:
+    """sigmoid(w . x) of each row: a router of one expert, always chosen."""
+
+    def __init__(self, weights: RawTensor) -> None:
+        """weights [1, hidden]."""
+        self._router = Router(RouterConfig("sigmoid", experts=1, top_k=1, normalise=False), weights, None)
+
+    def load(self, loader: Loader) -> None:
+        self._router.load(loader)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x fp32 [T, hidden]; returns fp32 [T]."""
+        return self._router(x)[1].view(-1)

@@ -1,0 +1,82 @@
+"""Runs a model the way an engine would: sequences in scattered blocks, in steps of any mix of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.config import BLOCK_TOKENS, RunOptions
+from isthmus.engine.batch import Batch
+from isthmus.engine.state import State
+from isthmus.models.base import Model, load_model
+from isthmus.weights.source import open_weights
+
+Prompt = Sequence[int]
+BLOCKS_PER_SEQUENCE = 3
+
+
+def load(path: Path, **options: Any) -> Model:
+    """The model, its cache in fp32 unless asked otherwise, so that nothing but the model differs from the
+    oracle.
+    """
+    return load_model(open_weights(path), RunOptions(**({"threads": 2, "kv_dtype": "f32"} | options)))
+
+
+class Session:
+    """A model with a state for `sequences` prompts; `step` feeds pieces of them and returns those rows'
+    logits.
+    """
+
+    def __init__(self, model: Model, sequences: int, kv_dtype: Any = "f32") -> None:
+        self.model = model
+        blocks = sequences * BLOCKS_PER_SEQUENCE
+        self.state = State(model.state_spec(), blocks, kv_dtype)
+        scattered = torch.randperm(blocks, generator=torch.Generator().manual_seed(1)).int()
+        self.tables = scattered.view(sequences, BLOCKS_PER_SEQUENCE)
+        self.lengths = [0] * sequences
+
+    def step(self, pieces: Sequence[tuple[int, Prompt]]) -> list[Tensor]:
+        """pieces: (sequence, its next tokens); logits [tokens, vocab] for each piece."""
+        tokens, positions, lines = [], [], []
+        for sequence, piece in pieces:
+            start = self.lengths[sequence]
+            tokens += piece
+            positions += range(start, start + len(piece))
+            lines += [sequence] * len(piece)
+            self.lengths[sequence] += len(piece)
+        position, line = torch.tensor(positions).int(), torch.tensor(lines).int()
+        blocks = self.tables[line, position // BLOCK_TOKENS]
+        batch = Batch(
+            tokens=torch.tensor(tokens).int(),
+            positions=position,
+            sequences=line,
+            slots=(blocks * BLOCK_TOKENS + position % BLOCK_TOKENS).int(),
+            block_tables=self.tables,
+            logit_rows=torch.arange(len(tokens)).int(),
+        )
+        with torch.inference_mode():
+            logits = self.model.forward(batch, self.state)
+        return list(logits.split([len(piece) for _, piece in pieces]))
+
+
+def whole(model: Model, prompt: Prompt, kv_dtype: Any = "f32") -> Tensor:
+    """Logits [tokens, vocab] of a prompt in one step."""
+    return Session(model, 1, kv_dtype).step([(0, prompt)])[0]
+
+
+def chunked(model: Model, prompt: Prompt, sizes: Sequence[int], kv_dtype: Any = "f32") -> Tensor:
+    """The same in chunks of these sizes, the last one repeated."""
+    session, done, parts = Session(model, 1, kv_dtype), 0, []
+    while done < len(prompt):
+        size = sizes[min(len(parts), len(sizes) - 1)]
+        parts += session.step([(0, prompt[done : done + size])])
+        done += size
+    return torch.cat(parts)
+
+
+def prompt_of(length: int, vocab: int, seed: int) -> list[int]:
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,83 @@
+"""What exact_batching promises, bit for bit (design 1.6), and what holds without it.
+
+Weights are in a block format (int8 products) with the down projections in BF16, so that both kinds of
+product take part; the cache is bf16 as in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GgmlType
+
+from isthmus import native
+from isthmus.models.base import Model
+from models import tiny
+from models.steps import Session, chunked, load, prompt_of, whole
+
+PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
+FAMILIES = ["llama3-tied", "mixtral", "qwen2moe", "qwen3moe", "deepseek-v2-lite", "deepseek-v3"]
+
+
+def mixed(name: str, values: np.ndarray) -> GgmlType:
+    if values.ndim < 2 or "ffn_gate_inp" in name:
+        return GgmlType.F32
+    return GgmlType.BF16 if "down" in name or values.shape[-1] % 32 else GgmlType.Q8_0
+
+
+@pytest.fixture(params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    case = tiny.CASES[request.param]
+    return tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), mixed)
+
+
+@pytest.fixture
+def exact(path: Path) -> Model:
+    return load(path, exact_batching=True)
+
+
+@pytest.fixture(autouse=True)
+def _restore_machine() -> Iterator[None]:
+    isa, threads = native.current_isa(), native.num_threads()
+    yield
+    native.use_isa(isa)
+    native.set_threads(threads)
+
+
+def test_chunked_is_stepwise_is_whole(exact: Model) -> None:
+    wanted = whole(exact, PROMPTS[0], "bf16")
+    for sizes in ([1], [64, 6], [33, 1, 7]):
+        assert torch.equal(chunked(exact, PROMPTS[0], sizes, "bf16"), wanted), sizes
+
+
+def test_batched_is_alone(exact: Model) -> None:
+    """Three sequences in one step, then a chunk of one beside decodes of the others."""
+    session = Session(exact, len(PROMPTS), "bf16")
+    heads = [prompt[:-4] for prompt in PROMPTS]
+    first = session.step(list(enumerate(heads)))
+    second = session.step([(2, PROMPTS[2][-4:]), (0, PROMPTS[0][-4:-3]), (1, PROMPTS[1][-4:-3])])
+    for sequence, prompt in enumerate(PROMPTS):
+        alone = whole(exact, prompt, "bf16")
+        together = torch.cat([first[sequence], second[[1, 2, 0][sequence]]])
+        assert torch.equal(together, alone[: len(together)]), sequence
+
+
+def test_every_instruction_set_and_thread_count_gives_the_same_bits(exact: Model) -> None:
+    wanted = whole(exact, PROMPTS[2], "bf16")
+    for isa in native.isa_names():
+        native.use_isa(isa)
+        for threads in (1, 2, 3):
+            native.set_threads(threads)
+            assert torch.equal(whole(exact, PROMPTS[2], "bf16"), wanted), (isa, threads)
+
+
+def test_without_exact_batching_chunks_stay_close(path: Path) -> None:
+    """The drivers differ in rounding only; half a percent of the logits' spread at most in the mean."""
+    model = load(path)
+    wanted = whole(model, PROMPTS[0], "bf16")
+    stepwise = chunked(model, PROMPTS[0], [1], "bf16")
+    assert float((stepwise - wanted).square().mean().sqrt() / wanted.std()) < 0.05

@@ -1,0 +1,109 @@
+"""Every architecture's logits against transformers', with the same weights: design section 6.
+
+The prompt crosses a cache block and fills the 32 rows from which chunks take other paths than decodes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GgmlType
+
+from models import tiny
+from models.steps import chunked, load, prompt_of, whole
+
+F32_BOUND = 1e-3  # of the logits' standard deviation, largest difference
+BF16_BOUND = 0.08
+
+PROMPT = prompt_of(80, tiny.VOCAB, seed=3)
+
+
+@torch.no_grad()
+def oracle(model: object) -> torch.Tensor:
+    return model(torch.tensor([PROMPT])).logits[0].float()  # type: ignore[operator]
+
+
+def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference in units of the wanted logits' standard deviation."""
+    return float((got - wanted).abs().max() / wanted.std())
+
+
+@pytest.mark.parametrize("name", tiny.CASES)
+def test_f32_logits_are_transformers(name: str, tmp_path: Path) -> None:
+    case = tiny.CASES[name]
+    reference = tiny.build(case)
+    model = load(tiny.write_case(tmp_path / "tiny.gguf", case, reference))
+    wanted = oracle(reference)
+    assert distance(whole(model, PROMPT), wanted) <= F32_BOUND
+    assert distance(chunked(model, PROMPT, [40, 1, 7]), wanted) <= F32_BOUND
+
+
+@pytest.mark.parametrize("name", tiny.CASES)
+def test_bf16_logits_are_near_transformers(name: str, tmp_path: Path) -> None:
+    case = tiny.CASES[name]
+    reference = tiny.round_to_bf16(tiny.build(case))
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, reference, tiny.matrices_as(GgmlType.BF16))
+    ours = whole(load(path), PROMPT, kv_dtype="bf16")
+    wanted = oracle(reference)
+    theirs = distance(oracle(reference.bfloat16()), wanted)
+    print(f"{name}: ours {distance(ours, wanted):.4f}, transformers in bf16 {theirs:.4f} of the logits' std")
+    assert distance(ours, wanted) <= BF16_BOUND
+
+
+MUTATIONS = {
+    "llama": [
+        "blk.1.attn_output.weight",
+        "blk.0.attn_k.weight",
+        "blk.0.ffn_norm.weight",
+        "output_norm.weight",
+    ],
+    "llama-biased": ["blk.0.attn_v.bias", "blk.1.attn_output.bias"],
+    "llama3-tied": ["blk.0.attn_norm.weight"],
+    "mixtral": ["blk.0.ffn_gate_inp.weight", "blk.1.ffn_down_exps.weight[5]", "blk.0.ffn_up_exps.weight[2]"],
+    "qwen2": ["blk.0.attn_q.bias", "blk.1.attn_v.weight"],
+    "qwen3": ["blk.0.attn_q_norm.weight", "blk.1.attn_k_norm.weight"],
+    "qwen2moe": [
+        "blk.0.ffn_gate_inp_shexp.weight",
+        "blk.1.ffn_down_shexp.weight",
+        "blk.0.ffn_gate_exps.weight[1]",
+    ],
+    "qwen3moe": ["blk.1.ffn_gate_inp.weight", "blk.0.ffn_down_exps.weight[7]", "blk.0.attn_output.weight"],
+    "deepseek-v2-lite": ["blk.1.attn_kv_b.weight", "blk.0.ffn_down.weight", "blk.2.attn_kv_a_norm.weight"],
+    "deepseek-v2": [
+        "blk.0.attn_q_a_norm.weight",
+        "blk.1.ffn_gate_inp.weight",
+        "blk.2.ffn_down_exps.weight[9]",
+    ],
+    "deepseek-v3": [
+        "blk.1.exp_probs_b.bias",
+        "blk.2.attn_k_b.weight",
+        "blk.0.attn_v_b.weight",
+        "blk.2.ffn_down_shexp.weight",
+        "blk.1.ffn_up_exps.weight[3]",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "zeroed"), [(name, z) for name, all_of in MUTATIONS.items() for z in all_of]
+)
+def test_a_zeroed_part_is_seen(name: str, zeroed: str, tmp_path: Path) -> None:
+    """The bound can fail: without one attention, router, expert, bias or norm the logits are far outside
+    it.
+    """
+    case = tiny.CASES[name]
+    reference = tiny.build(case)
+    tensors = tiny.tensors_of(case, reference)
+    tensor_name, _, expert = zeroed.rstrip("]").partition("[")
+    mutated = tensors[tensor_name].copy()
+    mutated[int(expert) if expert else slice(None)] = 0
+    path = tiny.write(
+        tmp_path / "tiny.gguf",
+        case.arch,
+        tiny.keys_of(case, reference.config),
+        tensors | {tensor_name: mutated},
+        tiny.all_f32,
+    )
+    assert distance(whole(load(path), PROMPT), oracle(reference)) > 10 * F32_BOUND

@@ -1,0 +1,323 @@
+"""Tiny random models: transformers is the oracle, and a GGUF file with the same weights is what we load.
+
+The conversion is written here from llama.cpp's published conventions, tensor names from gguf-py's own map,
+so that nothing of the engine under test takes part in making its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers as hf
+from gguf import GGMLQuantizationType as GgmlType
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+Tensors = dict[str, np.ndarray]
+TypeChoice = Callable[[str, np.ndarray], GgmlType]
+VOCAB = 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture: how to build it in transformers, and what its GGUF says."""
+
+    arch: str
+    config: Callable[[], Any]
+    keys: dict[str, Any] = field(
+        default_factory=dict
+    )  # GGUF keys beyond the common ones, without the arch prefix
+    layout: str = "split"  # deepseek2: how kv_b is stored: "split", "joined" or "both"
+
+
+def _gqa(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 512,
+    }
+    return lambda: cls(**(sizes | changes))
+
+
+def _mla(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 64,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 2,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 512,
+    }
+    return lambda: cls(**(sizes | changes))
+
+
+def _yarn(factor: float, original: int, mscale: float | None = None) -> dict[str, Any]:
+    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    return (
+        scaling | {"rope_theta": 10000.0} | ({"mscale": mscale, "mscale_all_dim": mscale} if mscale else {})
+    )
+
+
+YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+}
+LINEAR_KEYS = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+V2 = {"q_lora_rank": 32, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}
+V2 |= {"routed_scaling_factor": 1.5, "rope_parameters": _yarn(4.0, 128, 0.707)}
+V3 = {"q_lora_rank": 32, "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "n_shared_experts": 1}
+V3 |= {"routed_scaling_factor": 2.5, "rope_parameters": _yarn(4.0, 128, 1.0)}
+SOFTMAX, SIGMOID = int(gguf.ExpertGatingFuncType.SOFTMAX), int(gguf.ExpertGatingFuncType.SIGMOID)
+V2_KEYS = {"expert_gating_func": SOFTMAX, "rope.scaling.yarn_log_multiplier": 0.0707, **YARN_KEYS}
+V3_KEYS = {"expert_gating_func": SIGMOID, "rope.scaling.yarn_log_multiplier": 0.1, **YARN_KEYS}
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
+CASES: dict[str, Case] = {
+    "llama": Case("llama", _gqa(hf.LlamaConfig)),
+    "llama-biased": Case("llama", _gqa(hf.LlamaConfig, attention_bias=True)),
+    "llama3-tied": Case("llama", _gqa(hf.LlamaConfig, rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "llama-linear": Case("llama", _gqa(hf.LlamaConfig, rope_parameters=LINEAR), LINEAR_KEYS),
+    "mixtral": Case("llama", _gqa(hf.MixtralConfig, num_local_experts=8, num_experts_per_tok=2)),
+    "qwen2": Case("qwen2", _gqa(hf.Qwen2Config, head_dim=16)),
+    "qwen2-yarn": Case(
+        "qwen2", _gqa(hf.Qwen2Config, head_dim=16, rope_parameters=_yarn(4.0, 128)), YARN_KEYS
+    ),
+    "qwen3": Case("qwen3", _gqa(hf.Qwen3Config)),
+    "qwen2moe": Case(
+        "qwen2moe", _gqa(hf.Qwen2MoeConfig, head_dim=16, shared_expert_intermediate_size=96, **MOE)
+    ),
+    "qwen3moe": Case("qwen3moe", _gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **MOE)),
+    "deepseek-v2-lite": Case("deepseek2", _mla(hf.DeepseekV2Config, q_lora_rank=None), {}, "joined"),
+    "deepseek-v2": Case("deepseek2", _mla(hf.DeepseekV2Config, **V2), V2_KEYS),
+    "deepseek-v3": Case("deepseek2", _mla(hf.DeepseekV3Config, **V3), V3_KEYS),
+    "deepseek-v3-joined": Case("deepseek2", _mla(hf.DeepseekV3Config, **V3), V3_KEYS, "joined"),
+    "deepseek-v3-both": Case("deepseek2", _mla(hf.DeepseekV3Config, **V3), V3_KEYS, "both"),
+}
+
+
+def build(case: Case, seed: int = 0) -> Any:
+    """The transformers model: matrices of std fan_in^-0.5, embedding of std 1, norms, biases, selection
+    bias random.
+    """
+    config = case.config()
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "embed_tokens" in name:
+                tensor.copy_(noise)
+            elif name.endswith("norm.weight"):
+                tensor.copy_(1 + 0.2 * noise)
+            elif tensor.dim() == 1:
+                tensor.copy_(0.2 * noise)
+            else:
+                tensor.copy_(noise * tensor.shape[-1] ** -0.5)
+    model.tie_weights()
+    return model
+
+
+def round_to_bf16(model: Any) -> Any:
+    """The same model with matrices that bf16 holds exactly, still computing in fp32."""
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.dim() > 1:
+                tensor.copy_(tensor.bfloat16().float())
+    return model
+
+
+def tensors_of(case: Case, model: Any) -> Tensors:
+    """The model's weights under their GGUF names, as llama.cpp's converter lays them out."""
+    config = model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[case.arch.upper()], config.num_hidden_layers)
+    state = dict(model.state_dict())
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    tensors: Tensors = {}
+    for name, tensor in state.items():
+        for hf_name, part in _split_experts(name, tensor):
+            gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+            assert gguf_name, hf_name
+            tensors[gguf_name] = _permuted(case, config, gguf_name, part).contiguous().numpy()
+    _store_kv_b(case, config, tensors)
+    if config.rope_parameters["rope_type"] == "llama3":
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+        plain = config.rope_parameters["rope_theta"] ** -(
+            torch.arange(0, config.head_dim, 2) / config.head_dim
+        )
+        tensors["rope_freqs.weight"] = (plain / scaled).numpy()
+    return tensors
+
+
+def _split_experts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = tensor.chunk(2, dim=1)
+        base = name.removesuffix("gate_up_proj")
+        return [(f"{base}gate_proj.weight", gate), (f"{base}up_proj.weight", up)]
+    if name.endswith("experts.down_proj"):
+        return [(f"{name}.weight", tensor)]
+    return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor)]
+
+
+def _permuted(case: Case, config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Llama's rope turns neighbouring pairs, transformers' the halves of a head: Q and K rows move
+    accordingly.
+    """
+    if case.arch != "llama" or not ("attn_q." in name or "attn_k." in name):
+        return tensor
+    heads = config.num_attention_heads if "attn_q." in name else config.num_key_value_heads
+    halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return halves.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _store_kv_b(case: Case, config: Any, tensors: Tensors) -> None:
+    """k_b [heads, kv_lora, nope] and v_b [heads, v, kv_lora] out of the joined kv_b [heads * (nope + v),
+    kv_lora].
+    """
+    for i in range(config.num_hidden_layers if case.arch == "deepseek2" else 0):
+        joined = tensors[f"blk.{i}.attn_kv_b.weight"]
+        heads, nope = config.num_attention_heads, config.qk_nope_head_dim
+        per_head = joined.reshape(heads, -1, config.kv_lora_rank)
+        if case.layout == "split":
+            del tensors[f"blk.{i}.attn_kv_b.weight"]
+        if case.layout != "joined":
+            k_b = per_head[:, :nope].swapaxes(1, 2)
+            v_b = per_head[:, nope:]
+            if case.layout == "both":  # written two-dimensional by the first converters that split
+                k_b, v_b = k_b.reshape(-1, nope), v_b.reshape(-1, config.kv_lora_rank)
+            tensors[f"blk.{i}.attn_k_b.weight"] = np.ascontiguousarray(k_b)
+            tensors[f"blk.{i}.attn_v_b.weight"] = np.ascontiguousarray(v_b)
+
+
+def keys_of(case: Case, config: Any) -> dict[str, Any]:
+    """The architecture's metadata keys, without their prefix."""
+    c = config
+    keys: dict[str, Any] = {
+        "vocab_size": c.vocab_size,
+        "context_length": c.max_position_embeddings,
+        "embedding_length": c.hidden_size,
+        "block_count": c.num_hidden_layers,
+        "feed_forward_length": c.intermediate_size,
+        "attention.head_count": c.num_attention_heads,
+        "attention.head_count_kv": c.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        "rope.freq_base": float(c.rope_parameters["rope_theta"]),
+    }
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    if case.arch == "deepseek2":
+        keys |= _mla_keys(case, c)
+    elif head_dim * c.num_attention_heads != c.hidden_size:
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if case.arch == "llama":
+        keys["rope.dimension_count"] = head_dim
+    counts = (getattr(c, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts"))
+    if experts := next(filter(None, counts), None):
+        keys |= {"expert_count": experts, "expert_used_count": c.num_experts_per_tok}
+    if case.arch in ("qwen2moe", "qwen3moe", "deepseek2"):
+        keys["expert_feed_forward_length"] = c.moe_intermediate_size
+    if case.arch == "qwen2moe":
+        keys["expert_shared_feed_forward_length"] = c.shared_expert_intermediate_size
+    return keys | case.keys
+
+
+def _mla_keys(case: Case, c: Any) -> dict[str, Any]:
+    full = c.qk_nope_head_dim + c.qk_rope_head_dim
+    keys = {
+        "attention.kv_lora_rank": c.kv_lora_rank,
+        "rope.dimension_count": c.qk_rope_head_dim,
+        "leading_dense_block_count": c.first_k_dense_replace,
+        "expert_shared_count": c.n_shared_experts,
+        "expert_weights_scale": float(c.routed_scaling_factor),
+        "expert_weights_norm": bool(c.norm_topk_prob),
+    }
+    if case.layout == "split":  # llama.cpp since it absorbs: the cache's row as one shared head
+        keys |= {"attention.key_length_mla": full, "attention.value_length_mla": c.v_head_dim}
+        keys |= {"attention.key_length": c.kv_lora_rank + c.qk_rope_head_dim}
+        keys |= {"attention.value_length": c.kv_lora_rank, "attention.head_count_kv": 1}
+    else:  # before, and ik_llama.cpp: the heads' own sizes
+        keys |= {"attention.key_length": full, "attention.value_length": c.v_head_dim}
+    if c.q_lora_rank:
+        keys["attention.q_lora_rank"] = c.q_lora_rank
+    if (c.n_group or 1) > 1:
+        keys |= {"expert_group_count": c.n_group, "expert_group_used_count": c.topk_group}
+    return keys
+
+
+def write(path: Path, arch: str, keys: dict[str, Any], tensors: Tensors, types: TypeChoice) -> Path:
+    """A GGUF file; `types` chooses each tensor's type, among those that gguf-py can quantise to."""
+    return write_raw(
+        path, arch, keys, {k: (gguf.quants.quantize(v, types(k, v)), types(k, v)) for k, v in tensors.items()}
+    )
+
+
+def write_raw(
+    path: Path, arch: str, keys: dict[str, Any], tensors: dict[str, tuple[np.ndarray, GgmlType]]
+) -> Path:
+    """The same for data that is already in blocks: uint8 [..., row bytes], or float32 for F32."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
+        add[type(value)](f"{arch}.{key}", value)
+    for name, (data, ggml_type) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=None if ggml_type == GgmlType.F32 else ggml_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def all_f32(name: str, values: np.ndarray) -> GgmlType:
+    return GgmlType.F32
+
+
+def matrices_as(ggml_type: GgmlType) -> TypeChoice:
+    """As llama.cpp quantises: vectors and the router stay F32."""
+
+    def choose(name: str, values: np.ndarray) -> GgmlType:
+        return ggml_type if values.ndim > 1 and "ffn_gate_inp" not in name else GgmlType.F32
+
+    return choose
+
+
+def write_case(path: Path, case: Case, model: Any, types: TypeChoice = all_f32) -> Path:
+    return write(path, case.arch, keys_of(case, model.config), tensors_of(case, model), types)
