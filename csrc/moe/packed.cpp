@@ -15,16 +15,13 @@ namespace {
 
 using std::to_string;
 
-constexpr int kFormatIdEnd = 64;  // see find_format
-
 const FormatInfo& checked_format(int id) {
   if (const FormatInfo* format = find_format(id)) return *format;
+  int count = 0;
+  const FormatInfo* const* all = all_formats(&count);
   std::string known;
-  for (int other = 0; other < kFormatIdEnd; other++) {
-    const FormatInfo* format = find_format(other);
-    if (format)
-      known += std::string(known.empty() ? "" : ", ") + format->name + " (" + to_string(other) + ")";
-  }
+  for (int i = 0; i < count; i++)
+    known += std::string(i ? ", " : "") + all[i]->name + " (" + to_string(all[i]->id) + ")";
   throw std::invalid_argument("no kernels for weights of ggml type " + to_string(id) + "; there are for " +
                               known);
 }
