@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from terminal import isthmus
+
+from cli.terminal import isthmus
 
 KEYS = [
     "model",

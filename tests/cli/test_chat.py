@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from terminal import Terminal
+
+from cli.terminal import Terminal
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 

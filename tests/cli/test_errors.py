@@ -5,7 +5,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from terminal import isthmus
+
+from cli.terminal import isthmus
 
 
 def error_line(done) -> str:  # type: ignore[no-untyped-def]
@@ -102,7 +103,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(huge_model: Pat
 @pytest.fixture
 def huge_model(alphabet_model: Path, tmp_path: Path) -> Path:
     """The alphabet model with one more tensor, 2 TiB of hole at the end of the file."""
-    from conftest import write_alphabet_model
+    from alphabet import write_alphabet_model
 
     return write_alphabet_model(tmp_path / "huge.gguf", hole=2 << 40)
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from terminal import environment, isthmus
 
+from cli.terminal import environment, isthmus
 from isthmus import __version__
 
 

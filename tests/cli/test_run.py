@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from terminal import COMMAND, TIMEOUT_S, Terminal, environment, isthmus
+
+from cli.terminal import COMMAND, TIMEOUT_S, Terminal, environment, isthmus
 
 
 def test_only_the_answer_goes_to_stdout(alphabet_model: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from alphabet import write_alphabet_model
 from isthmus import LLM, SamplingParams
 from isthmus.engine.answer import Completion, Delta
 from isthmus.engine.loop import StepLoop
 from isthmus.engine.scheduler import Scheduler, StepPlan
-from isthmus.errors import ContextLengthError, TemplateError, UsageError
+from isthmus.errors import ContextLengthError, UsageError
 from isthmus.tokenizer import Tokenizer
 from isthmus.weights.source import open_weights
 
@@ -36,19 +37,23 @@ class Scripted:
         return logits
 
 
-@pytest.fixture
-def tokenizer(alphabet_model: Path) -> Tokenizer:
-    with closing(open_weights(alphabet_model)) as source:
+def read_tokenizer(path: Path) -> Tokenizer:
+    with closing(open_weights(path)) as source:
         return Tokenizer.from_gguf(source.metadata)
 
 
-@pytest.fixture
-def llm(tokenizer: Tokenizer) -> LLM:
-    scripts = {"a": b"one two three", "b": "näive 🌊 né".encode(), "c": b"x" * 500, "d": b"ab\xff"}
+def scripted_llm(tokenizer: Tokenizer, scripts: dict[str, bytes]) -> LLM:
+    """Context 256 tokens, prompts in chunks of 8."""
     assert tokenizer.eos_id is not None
     executor = Scripted(tokenizer.vocab_size, tokenizer.eos_id, scripts)
     loop = StepLoop(executor, Scheduler(64, 4, 256, chunk_tokens=8), tokenizer.vocab_size)
-    return LLM.from_parts(loop, tokenizer, None)
+    return LLM.from_parts(loop, tokenizer)
+
+
+@pytest.fixture
+def llm(alphabet_model: Path) -> LLM:
+    scripts = {"a": b"one two three", "b": "näive 🌊 né".encode(), "c": b"x" * 500, "d": b"ab\xff"}
+    return scripted_llm(read_tokenizer(alphabet_model), scripts)
 
 
 def joined(deltas: list[Delta]) -> str:
@@ -146,9 +151,11 @@ def test_stop_token_ids_end_the_answer(llm: LLM) -> None:
     assert llm.generate("a", params).text == "one t"
 
 
-def test_a_model_without_a_template_cannot_chat(llm: LLM) -> None:
-    with pytest.raises(TemplateError, match="no chat template"):
-        llm.chat([{"role": "user", "content": "a"}])
+def test_a_model_without_a_template_chats_in_its_familys_with_a_warning(tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(write_alphabet_model(tmp_path / "base.gguf", template=None))
+    llm = scripted_llm(tokenizer, {"\n": b"hello"})  # ChatML's prompt ends so
+    with pytest.warns(UserWarning, match="chat_template is missing"):
+        assert llm.chat([{"role": "user", "content": "a"}], GREEDY).text == "hello"
 
 
 def test_an_empty_prompt_is_a_usage_error(llm: LLM) -> None:

@@ -51,7 +51,7 @@ class Engine(StepLoop):
         self.info = ModelInfo(
             name=model_path.name.removesuffix(".gguf"),
             architecture=architecture,
-            vocab_size=model.config.vocab,
+            vocab_size=model.config.vocab_size,
             context_tokens=plan.context_tokens,
             isa=native.current_isa(),
             threads=native.num_threads(),

@@ -22,7 +22,6 @@ from isthmus.config import RunOptions
 from isthmus.engine.answer import Answer, Completion, Delta, Timings
 from isthmus.engine.engine import Engine, Progress
 from isthmus.engine.request import ModelInfo, Request, SamplingParams
-from isthmus.errors import TemplateError
 from isthmus.resolve import resolve_model
 from isthmus.tokenizer import ChatTemplate, Tokenizer
 from isthmus.weights.source import open_weights
@@ -42,11 +41,13 @@ class LLM:
         # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
         with closing(open_weights(path)) as source:
             tokenizer = Tokenizer.from_gguf(source.metadata)
-        template = ChatTemplate.for_tokenizer(tokenizer)
+        template = ChatTemplate.for_tokenizer(tokenizer) if tokenizer.chat_template else None
         self._assemble(Engine(path, run_options, progress), tokenizer, template)
 
     @classmethod
-    def from_parts(cls, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> LLM:
+    def from_parts(
+        cls, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None = None
+    ) -> LLM:
         """An LLM of parts that exist already."""
         llm = cls.__new__(cls)
         llm._assemble(engine, tokenizer, chat_template)
@@ -55,13 +56,20 @@ class LLM:
     def _assemble(self, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.chat_template = chat_template
+        self._chat_template = chat_template
         self._ids = itertools.count()
         self._answers: dict[str, Answer] = {}
 
     @property
     def info(self) -> ModelInfo:
         return self.engine.info
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The file's template; if it has none, its family's, with a warning when first used."""
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.for_tokenizer(self.tokenizer)
+        return self._chat_template
 
     def close(self) -> None:
         self.engine.close()
@@ -120,8 +128,6 @@ class LLM:
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: bool = False
     ) -> Completion | Generator[Delta, None, None]:
         """Answers the last of `messages`. Raises TemplateError, UsageError and ContextLengthError."""
-        if self.chat_template is None:
-            raise TemplateError("this model's file has no chat template; use generate (--raw) instead")
         segments = self.chat_template.render([dict(message) for message in messages])
         answers = self._start([self.tokenizer.encode_segments(segments)], params, continues=False)
         return self._stream(answers) if stream else self._finished(answers)[0]
