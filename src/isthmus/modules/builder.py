@@ -26,7 +26,8 @@ from isthmus.weights.source import RawTensor, WeightSource
 
 
 class Module(Protocol):
-    def load(self, loader: Loader) -> None: ...
+    def load(self, loader: Loader) -> None:
+        """Packs the module's raw tensors and lets go of them: they keep the file mapped."""
 
 
 M = TypeVar("M", bound=Module)

@@ -17,6 +17,7 @@ class Embedding:
 
     def load(self, loader: Loader) -> None:
         self._packed = loader.pack(self._raw)
+        del self._raw
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """tokens int32 [T], each below vocab (the batch's check); returns fp32 [T, hidden]."""

@@ -27,6 +27,7 @@ class Experts:
         routed, shared = self._raw
         packed = _pack(loader, shared) if shared else None
         self._native = ops.Experts(*_pack(loader, routed), packed, exact=self._exact)
+        del self._raw
 
     def __call__(
         self,

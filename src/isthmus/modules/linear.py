@@ -31,7 +31,7 @@ class Linear:
         ]  # native keeps addresses
         addresses = [bias.data_ptr() if bias is not None else None for bias in self._biases]
         self._native = ops.Linear([loader.pack(weight) for weight, _ in self._raw], addresses, self._exact)
-        self._raw.clear()
+        del self._raw
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [T, columns], rows may be strided; residual [T, rows] contiguous, added; returns a new [T,

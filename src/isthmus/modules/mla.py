@@ -21,6 +21,7 @@ from isthmus.modules.linear import HeadLinear
 from isthmus.modules.loader import Loader, head_rows, head_rows_transposed
 from isthmus.modules.rope import Rope, RopeConfig, attention_scale
 from isthmus.native import rows
+from isthmus.weights.source import RawTensor
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class KeyValueUp:
     def __init__(self, build: Builder, c: LatentConfig) -> None:
         self._config = c
         self._exact = build.options.exact_batching
-        self._joined = self._split = None
+        self._joined: RawTensor | None = None
+        self._split: tuple[RawTensor, RawTensor] | None = None
         if build.has("attn_k_b.weight") or build.has("attn_v_b.weight"):
             self._split = (
                 build.matrix(
@@ -137,5 +139,6 @@ class KeyValueUp:
             cut_keys = partial(head_rows_transposed, heads=c.heads, begin=0, end=c.nope)
             cut_values = partial(head_rows, heads=c.heads, begin=c.nope, end=c.nope + c.value)
             keys, values = loader.pack_parts(self._joined, [cut_keys, cut_values])
+        del self._joined, self._split
         self.keys = HeadLinear(keys, exact=self._exact)
         self.values = HeadLinear(values, exact=self._exact)

@@ -17,6 +17,7 @@ class RmsNorm:
 
     def load(self, loader: Loader) -> None:
         self.weight = loader.vector(self._raw)
+        del self._raw
 
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 [T, n], rows may be strided; returns x / rms(x) * weight, contiguous."""

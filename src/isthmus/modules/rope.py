@@ -99,6 +99,7 @@ class Rope:
 
     def load(self, loader: Loader) -> None:
         freqs = frequencies(self.config, loader.vector(self._factors) if self._factors else None)
+        del self._factors
         angles = torch.arange(self.positions, dtype=torch.float64)[:, None] * freqs.double()
         scale = magnitude(self.config)
         self.cos = (angles.cos() * scale).float()

@@ -56,6 +56,7 @@ class Router:
             normalise=c.normalise,
             scale=c.scale,
         )
+        del self._raw
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x fp32 [T, hidden]; returns ids int32 [T, top_k], best first, and their weights fp32 [T, top_k]."""
