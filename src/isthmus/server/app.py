@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -14,7 +15,9 @@ from isthmus.server.guards import HostCheck, KeyCheck
 from isthmus.server.options import ServerOptions
 from isthmus.server.routes import ROUTES
 from isthmus.server.service import Service
-from isthmus.tokenizer import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 
 def create_app(

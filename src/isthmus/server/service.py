@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import ModelInfo, Request, SamplingParams
@@ -20,7 +20,10 @@ from isthmus.server.errors import ApiError, unavailable
 from isthmus.server.generation import Generation
 from isthmus.server.options import ServerOptions
 from isthmus.server.schemas import ChatRequest
-from isthmus.tokenizer import ChatTemplate, Detokenizer, Tokenizer
+from isthmus.tokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 
