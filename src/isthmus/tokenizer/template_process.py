@@ -79,7 +79,12 @@ class TemplateProcess:
         command = [sys.executable, "-P", str(_WORKER)]
         command += [str(limits.seconds), str(limits.memory_bytes), str(limits.output_chars)]
         process = subprocess.Popen(
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for the chat, not for its helper
         )
         self._process, self._stop = process, weakref.finalize(self, _end, process, os.getpid())
         assert process.stdin is not None
