@@ -202,6 +202,8 @@ def test_a_file_cut_while_open_is_an_error_at_the_next_tensor(tmp_path: Path) ->
     ) as caught:
         source.tensors["norm.weight"]
     assert str(path) in str(caught.value)
+    with pytest.raises(MalformedFileError, match="changed while it was in use"):
+        source.check("token_embd.weight")
 
 
 def test_a_file_written_over_while_open_is_an_error_at_the_next_tensor(tmp_path: Path) -> None:

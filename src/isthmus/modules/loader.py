@@ -36,12 +36,14 @@ class Loader:
     def pack(self, raw: RawTensor) -> ops.PackedWeight:
         """[rows, columns] or [experts, rows, columns] in the file's own format."""
         if raw.name not in self._packed:
+            self._source.check(raw.name)
             self._packed[raw.name] = pack(raw)
             self._consumed(raw)
         return self._packed[raw.name]
 
     def pack_f32(self, raw: RawTensor) -> ops.PackedWeight:
         """The same as fp32, whatever the file holds: for the router, whose product is always fp32."""
+        self._source.check(raw.name)
         packed = pack(as_f32(raw))
         self._consumed(raw)
         return packed
@@ -50,12 +52,14 @@ class Loader:
         self, raw: RawTensor, cuts: Sequence[Callable[[RawTensor], RawTensor]]
     ) -> list[ops.PackedWeight]:
         """Several packed matrices cut out of one tensor, each by its function."""
+        self._source.check(raw.name)
         packed = [pack(cut(raw)) for cut in cuts]
         self._consumed(raw)
         return packed
 
     def vector(self, raw: RawTensor) -> Tensor:
         """fp32 [n], our own memory."""
+        self._source.check(raw.name)
         values = torch.from_numpy(np.array(f32_values(raw)).reshape(-1))
         self._consumed(raw)
         return values

@@ -1,10 +1,10 @@
 """A GGUF model as a WeightSource: its files opened, validated in full, and only then mapped.
 
 Data is mapped read-only and shared: a tensor costs no memory until it is read. A mapped file that becomes
-shorter would kill the process with SIGBUS on the next read. So every fetch of a tensor compares the file's
-size and time of change with those at opening, and a file that was replaced or cut since is an error that
-names it. What remains is a file cut between that check and the end of its packing; weights are copied once,
-at loading.
+shorter would kill the process with SIGBUS on the next read. So `check`, and every fetch of a tensor, compare
+the file's size and time of change with those at opening: a file cut or written over since is an error that
+names it. What remains is a file cut between that check and the end of the tensor's packing; weights are
+copied once, at loading.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ class GgufSource:
         self.tensors: Mapping[str, RawTensor] = self._tensors
         total = sum(file.header.size for file in self._files)
         self._evict = total > _EVICT_ABOVE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def check(self, name: str) -> None:
+        self._tensors.places[name][0].check()
 
     def release(self, name: str) -> None:
         """The tensor's pages leave this process; of a large model also the page cache. It can be read

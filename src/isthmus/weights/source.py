@@ -47,7 +47,14 @@ class WeightSource(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, RawTensor]:
-        """In file order. Fetching one raises MalformedFileError if its file changed since it was opened."""
+        """In file order. Fetching one checks its file as `check` does."""
+
+    def check(self, name: str) -> None:
+        """MalformedFileError if the tensor's file changed since it was opened; call it just before reading
+        data.
+
+        A mapped file that became shorter ends the process (SIGBUS) when its missing part is read.
+        """
 
     def release(self, name: str) -> None:
         """Say that the tensor's bytes have been consumed: its pages leave this process, see `gguf.py`."""
