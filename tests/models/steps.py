@@ -31,10 +31,10 @@ class Session:
     logits.
     """
 
-    def __init__(self, model: Model, sequences: int, kv_dtype: Any = "f32") -> None:
+    def __init__(self, model: Model, sequences: int) -> None:
         self.model = model
         blocks = sequences * BLOCKS_PER_SEQUENCE
-        self.state = State(model.state_spec(), blocks, kv_dtype)
+        self.state = State(model.state_spec(), blocks, model.kv_dtype)
         scattered = torch.randperm(blocks, generator=torch.Generator().manual_seed(1)).int()
         self.tables = scattered.view(sequences, BLOCKS_PER_SEQUENCE)
         self.lengths = [0] * sequences
@@ -63,14 +63,14 @@ class Session:
         return list(logits.split([len(piece) for _, piece in pieces]))
 
 
-def whole(model: Model, prompt: Prompt, kv_dtype: Any = "f32") -> Tensor:
+def whole(model: Model, prompt: Prompt) -> Tensor:
     """Logits [tokens, vocab] of a prompt in one step."""
-    return Session(model, 1, kv_dtype).step([(0, prompt)])[0]
+    return Session(model, 1).step([(0, prompt)])[0]
 
 
-def chunked(model: Model, prompt: Prompt, sizes: Sequence[int], kv_dtype: Any = "f32") -> Tensor:
+def chunked(model: Model, prompt: Prompt, sizes: Sequence[int]) -> Tensor:
     """The same in chunks of these sizes, the last one repeated."""
-    session, done, parts = Session(model, 1, kv_dtype), 0, []
+    session, done, parts = Session(model, 1), 0, []
     while done < len(prompt):
         size = sizes[min(len(parts), len(sizes) - 1)]
         parts += session.step([(0, prompt[done : done + size])])

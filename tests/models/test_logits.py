@@ -45,7 +45,7 @@ def test_bf16_logits_are_near_transformers(name: str, tmp_path: Path) -> None:
     case = tiny.CASES[name]
     reference = tiny.round_to_bf16(tiny.build(case))
     path = tiny.write_case(tmp_path / "tiny.gguf", case, reference, tiny.matrices_as(GgmlType.BF16))
-    ours = whole(load(path), PROMPT, kv_dtype="bf16")
+    ours = whole(load(path, kv_dtype="bf16"), PROMPT)
     wanted = oracle(reference)
     theirs = distance(oracle(reference.bfloat16()), wanted)
     print(f"{name}: ours {distance(ours, wanted):.4f}, transformers in bf16 {theirs:.4f} of the logits' std")

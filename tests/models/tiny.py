@@ -35,7 +35,7 @@ class Case:
     layout: str = "split"  # deepseek2: how kv_b is stored: "split", "joined" or "both"
 
 
-def _gqa(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
+def gqa(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -50,7 +50,7 @@ def _gqa(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
     return lambda: cls(**(sizes | changes))
 
 
-def _mla(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
+def mla(cls: Callable[..., Any], **changes: Any) -> Callable[[], Any]:
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -105,25 +105,53 @@ V3_KEYS = {"expert_gating_func": SIGMOID, "rope.scaling.yarn_log_multiplier": 0.
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 CASES: dict[str, Case] = {
-    "llama": Case("llama", _gqa(hf.LlamaConfig)),
-    "llama-biased": Case("llama", _gqa(hf.LlamaConfig, attention_bias=True)),
-    "llama3-tied": Case("llama", _gqa(hf.LlamaConfig, rope_parameters=LLAMA3, tie_word_embeddings=True)),
-    "llama-linear": Case("llama", _gqa(hf.LlamaConfig, rope_parameters=LINEAR), LINEAR_KEYS),
-    "mixtral": Case("llama", _gqa(hf.MixtralConfig, num_local_experts=8, num_experts_per_tok=2)),
-    "qwen2": Case("qwen2", _gqa(hf.Qwen2Config, head_dim=16)),
-    "qwen2-yarn": Case(
-        "qwen2", _gqa(hf.Qwen2Config, head_dim=16, rope_parameters=_yarn(4.0, 128)), YARN_KEYS
-    ),
-    "qwen3": Case("qwen3", _gqa(hf.Qwen3Config)),
+    "llama": Case("llama", gqa(hf.LlamaConfig)),
+    "llama-biased": Case("llama", gqa(hf.LlamaConfig, attention_bias=True)),
+    "llama3-tied": Case("llama", gqa(hf.LlamaConfig, rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "llama-linear": Case("llama", gqa(hf.LlamaConfig, rope_parameters=LINEAR), LINEAR_KEYS),
+    "mixtral": Case("llama", gqa(hf.MixtralConfig, num_local_experts=8, num_experts_per_tok=2)),
+    "qwen2": Case("qwen2", gqa(hf.Qwen2Config, head_dim=16)),
+    "qwen2-yarn": Case("qwen2", gqa(hf.Qwen2Config, head_dim=16, rope_parameters=_yarn(4.0, 128)), YARN_KEYS),
+    "qwen3": Case("qwen3", gqa(hf.Qwen3Config)),
     "qwen2moe": Case(
-        "qwen2moe", _gqa(hf.Qwen2MoeConfig, head_dim=16, shared_expert_intermediate_size=96, **MOE)
+        "qwen2moe", gqa(hf.Qwen2MoeConfig, head_dim=16, shared_expert_intermediate_size=96, **MOE)
     ),
-    "qwen3moe": Case("qwen3moe", _gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **MOE)),
-    "deepseek-v2-lite": Case("deepseek2", _mla(hf.DeepseekV2Config, q_lora_rank=None), {}, "joined"),
-    "deepseek-v2": Case("deepseek2", _mla(hf.DeepseekV2Config, **V2), V2_KEYS),
-    "deepseek-v3": Case("deepseek2", _mla(hf.DeepseekV3Config, **V3), V3_KEYS),
-    "deepseek-v3-joined": Case("deepseek2", _mla(hf.DeepseekV3Config, **V3), V3_KEYS, "joined"),
-    "deepseek-v3-both": Case("deepseek2", _mla(hf.DeepseekV3Config, **V3), V3_KEYS, "both"),
+    "qwen3moe": Case("qwen3moe", gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **MOE)),
+    "deepseek-v2-lite": Case("deepseek2", mla(hf.DeepseekV2Config, q_lora_rank=None), {}, "joined"),
+    "deepseek-v2": Case("deepseek2", mla(hf.DeepseekV2Config, **V2), V2_KEYS),
+    "deepseek-v3": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS),
+    "deepseek-v3-joined": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "joined"),
+    "deepseek-v3-both": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "both"),
+}
+
+
+# Rows of 256 columns everywhere, which K-quants need.
+WIDE_CASES: dict[str, Case] = {
+    "qwen3moe": Case(
+        "qwen3moe",
+        gqa(
+            hf.Qwen3MoeConfig,
+            hidden_size=256,
+            num_attention_heads=8,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=256,
+            norm_topk_prob=True,
+        ),
+    ),
+    "deepseek-v3": Case(
+        "deepseek2",
+        mla(
+            hf.DeepseekV3Config,
+            **(V3 | {"q_lora_rank": 256}),
+            hidden_size=256,
+            kv_lora_rank=256,
+            intermediate_size=256,
+            moe_intermediate_size=256,
+        ),
+        V3_KEYS,
+        "joined",
+    ),
 }
 
 
@@ -321,3 +349,27 @@ def matrices_as(ggml_type: GgmlType) -> TypeChoice:
 
 def write_case(path: Path, case: Case, model: Any, types: TypeChoice = all_f32) -> Path:
     return write(path, case.arch, keys_of(case, model.config), tensors_of(case, model), types)
+
+
+def random_blocks(ggml_type: GgmlType, shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
+    """uint8 [..., row bytes] of a K-quant, which gguf-py cannot make: random codes and scales, mean ~0."""
+    rng = np.random.default_rng(seed)
+    n = int(np.prod(shape)) // 256
+
+    def raw(count: int) -> np.ndarray:
+        return rng.integers(0, 256, size=(n, count), dtype=np.uint8)
+
+    def half(value: float) -> np.ndarray:
+        return np.full((n, 1), value, np.float16).view(np.uint8)
+
+    if ggml_type == GgmlType.Q4_K:  # w = d * sc * q - dmin * m with m = sc: centred where dmin = 7.5 d
+        sc = rng.integers(32, 64, size=(n, 8)).astype(np.uint8)
+        high = (sc[:, :4] & 63) | ((sc[:, 4:] >> 4) << 6)
+        low = (sc[:, 4:] & 15) | ((sc[:, 4:] & 15) << 4)
+        d = std / (47 * 4.6)
+        parts = [half(d), half(7.5 * d), high, high, low, raw(128)]
+    else:  # Q6_K: w = d * sc * (q - 32)
+        signs = rng.choice([-1, 1], size=(n, 16))
+        sc = (rng.integers(32, 64, size=(n, 16)) * signs).astype(np.int8)
+        parts = [raw(128), raw(64), sc.view(np.uint8), half(std / (47 * 18.5))]
+    return np.concatenate(parts, axis=1).reshape(*shape[:-1], -1)

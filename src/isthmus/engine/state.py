@@ -84,6 +84,7 @@ class State:
 
     def __init__(self, spec: Sequence[StateKind], num_blocks: int, kv_dtype: KvDtype) -> None:
         self.num_blocks = num_blocks
+        self.kv_dtype = kv_dtype
         self.layers = [kind.allocate(num_blocks, kv_dtype) for kind in spec]
 
 

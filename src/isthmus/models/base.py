@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.config import RunOptions
 from isthmus.engine.batch import Batch, Step
-from isthmus.engine.state import State, StateKind
+from isthmus.engine.state import KvDtype, State, StateKind
 from isthmus.models.keys import Keys
 from isthmus.modules.attention import AttentionConfig
 from isthmus.modules.builder import Builder
@@ -43,6 +43,7 @@ def decoder_keys(keys: Keys) -> dict[str, Any]:
 
 class Model(Protocol):
     config: DecoderConfig
+    kv_dtype: KvDtype  # of the states it works on
 
     def forward(self, batch: Batch, state: State) -> Tensor:
         """fp32 [R, vocab]: logits of the rows in batch.logit_rows; writes the batch's rows into `state`."""
@@ -65,6 +66,7 @@ class Decoder:
 
     def __init__(self, build: Builder, config: DecoderConfig, layers: Sequence[Layer]) -> None:
         self.config = config
+        self.kv_dtype = build.options.kv_dtype
         self.embedding = build.embedding("token_embd.weight", config.vocab_size, config.hidden)
         self.layers = layers
         self.norm = build.norm("output_norm.weight", config.hidden, config.eps)
@@ -74,6 +76,8 @@ class Decoder:
         self.head = build.linear({head: config.vocab_size}, config.hidden)
 
     def forward(self, batch: Batch, state: State) -> Tensor:
+        if state.kv_dtype != self.kv_dtype:  # native code would write past the caches
+            raise ValueError(f"a state of {state.kv_dtype} for a model loaded for {self.kv_dtype}")
         step = batch.prepare(self.config.vocab_size, state.num_blocks)
         x = self.embedding(batch.tokens)
         for layer, cache in zip(self.layers, state.layers, strict=True):
