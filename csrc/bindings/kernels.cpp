@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/bindings.h"
 #include "core/activations.h"
 #include "core/tile.h"
 #include "core/tuning.h"
@@ -137,7 +138,7 @@ nb::object formats() {
 
 }  // namespace
 
-void bind_kernels(nb::module_& m) {
+void isthmus::bind_kernels(nb::module_& m) {
   nb::module_ k = m.def_submodule("kernels", "Single product kernels, for tests.");
   k.def("formats", &formats, "{ggml id: (name, block columns, block bytes, policy)}");
   k.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("columns"), nb::arg("file"));
