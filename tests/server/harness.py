@@ -67,6 +67,9 @@ class PlainTemplate:
             segments += [Segment(f"<|turn|>{message['role']}\n", True), Segment(message["content"], False)]
         return segments
 
+    def close(self) -> None:
+        pass
+
 
 class Server:
     """`engine` and `log` look behind the server; `url` is its front."""

@@ -98,7 +98,7 @@ def test_openai_client_chats_with_demo_whole_and_streamed(demo: Serve) -> None:
         chunks = list(client.chat.completions.create(**body, stream=True))
     text = whole.choices[0].message.content or ""
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    assert "sky" in text.lower()
+    assert "light" in text
     assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "length"
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 40
@@ -155,15 +155,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_first_signal_lets_the_answer_end(alphabet_model: Path, number: signal.Signals) -> None:
+def test_first_signal_lets_the_answer_end(alphabet_model: Path) -> None:
     body = {"messages": ask("endless"), "max_tokens": 300, "stream": True}
     with serve(alphabet_model) as running:
         url = running.wait_ready()
         with httpx.stream("POST", f"{url}/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
-            running.process.send_signal(number)
+            running.process.send_signal(signal.SIGTERM)
             rest = "\n".join(lines)
         assert running.wait() == 0
     assert '"finish_reason":"length"' in rest
@@ -178,7 +177,7 @@ def test_answers_that_outlast_the_drain_end_with_an_error_and_done(alphabet_mode
         with httpx.stream("POST", f"{url}/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
-            running.process.send_signal(signal.SIGTERM)
+            running.process.send_signal(signal.SIGINT)
             rest = "\n".join(lines)
         assert running.wait() == 0
     assert '{"error":{"message":"the server is shutting down"' in rest

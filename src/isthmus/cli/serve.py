@@ -64,10 +64,10 @@ def serve(
         chunk_tokens=chunk,
     )  # fmt: skip
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:
-        path = resolve_model(model)
+        progress = while_loading.enter_context(bar(model))
+        path = resolve_model(model, progress=progress)
         names = tuple(dict.fromkeys([*(alias or ()), _default_name(model, path)]))
         tokenizer, template = _text_side(path)
-        progress = while_loading.enter_context(bar(names[0]))
         engine = EngineProcess(path, run_options, on_progress=progress)
         app = create_app(engine, tokenizer, template, names, server_options)
 
@@ -94,7 +94,7 @@ def ready_text(info: ModelInfo, name: str, url: str, *, with_key: bool) -> str:
     )
 
 
-def _text_side(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+def _text_side(path: Path) -> tuple[Tokenizer, ChatTemplate]:
     """What the HTTP process needs of the file: its header alone is read."""
     from contextlib import closing
 
@@ -103,8 +103,7 @@ def _text_side(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
 
     with closing(open_weights(path)) as source:
         tokenizer = Tokenizer.from_gguf(source.metadata)
-        template = source.metadata.get("tokenizer.chat_template")
-    return tokenizer, ChatTemplate.for_tokenizer(template, tokenizer) if template else None
+    return tokenizer, ChatTemplate.for_tokenizer(tokenizer)
 
 
 def _default_name(model: str, path: Path) -> str:

@@ -128,7 +128,8 @@ class EngineProcess:
     async def _supervise(self) -> None:
         while True:
             was_ready, death = await self._run_once()
-            log.error("%s", death)
+            if was_ready or self.num_restarts:
+                log.error("%s", death)  # a first load that fails is told by wait_ready
             self._end_requests(death)
             if not was_ready or self.num_restarts >= self._max_restarts:
                 self.failure, self.state = death, "failed"

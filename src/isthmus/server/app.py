@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def create_app(
     engine: EngineProcess,
     tokenizer: Tokenizer,
-    template: ChatTemplate | None,
+    template: ChatTemplate,
     names: tuple[str, ...],
     options: ServerOptions,
 ) -> FastAPI:

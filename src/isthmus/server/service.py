@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import ModelInfo, Request, SamplingParams
-from isthmus.errors import ContextLengthError
+from isthmus.errors import ContextLengthError, UsageError
 from isthmus.server.errors import ApiError, unavailable
 from isthmus.server.generation import Generation
 from isthmus.server.options import ServerOptions
@@ -41,7 +41,7 @@ class Service:
         self,
         engine: EngineProcess,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        template: ChatTemplate,
         names: tuple[str, ...],
         options: ServerOptions,
     ) -> None:
@@ -63,6 +63,7 @@ class Service:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.template.close()
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for a name that is not this model's."""
@@ -102,12 +103,11 @@ class Service:
 
     def _prompt_of(self, chat: ChatRequest, info: ModelInfo) -> list[int]:
         """Token ids of the rendered conversation; ContextLengthError if no token of an answer fits in."""
-        if self.template is None:
-            message = f"the model {self.model_id!r} has no chat template, so it cannot hold a conversation"
-            raise ApiError(400, message, param="messages", code="no_chat_template")
-        segments = self.template.render(
-            [each.for_template() for each in chat.messages], **chat.template_kwargs
-        )
+        messages = [each.for_template() for each in chat.messages]
+        try:
+            segments = self.template.render(messages, **chat.template_kwargs)
+        except UsageError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_value") from error
         # No tokenizer makes fewer tokens than this; it spares megabytes that cannot fit their tokenising.
         num_bytes = sum(len(segment.text.encode()) for segment in segments)
         at_least = num_bytes // self._max_token_bytes
