@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from alphabet import byte_characters, write_alphabet_model
 from cli.terminal import isthmus
 
 
@@ -76,10 +77,11 @@ def test_an_architecture_we_lack_is_named_with_those_we_have(tmp_path: Path) -> 
     w = gguf.GGUFWriter(path, "mamba")
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(["a", "b", "ab"])
-    w.add_token_types([gguf.TokenType.NORMAL] * 3)
-    w.add_token_merges(["a b"])
-    w.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
+    w.add_token_list([*byte_characters(), "Ġt"])
+    w.add_token_types([gguf.TokenType.NORMAL] * 257)
+    w.add_token_merges(["Ġ t"])
+    w.add_eos_token_id(0)
+    w.add_tensor("token_embd.weight", np.zeros((257, 32), np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -103,8 +105,6 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(huge_model: Pat
 @pytest.fixture
 def huge_model(alphabet_model: Path, tmp_path: Path) -> Path:
     """The alphabet model with one more tensor, 2 TiB of hole at the end of the file."""
-    from alphabet import write_alphabet_model
-
     return write_alphabet_model(tmp_path / "huge.gguf", hole=2 << 40)
 
 

@@ -37,17 +37,17 @@ def bench(
         "exact_batching": exact_batching,
         "chunk_tokens": chunk,
     }
+    from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions
-
-    checked = RunOptions.from_kwargs(**run_options)
-
-    from isthmus.cli.load import describe, load, say
-    from isthmus.cli.measure import measure
-    from isthmus.engine.engine import Engine
     from isthmus.resolve import resolve_model
 
-    path = resolve_model(model)
-    engine = load(lambda progress: Engine(path, checked, progress), Path(model).name)
+    checked = RunOptions.from_kwargs(**run_options).with_environment()
+    with bar(Path(model).name) as progress:
+        path = resolve_model(model, progress=progress)
+        from isthmus.cli.measure import measure
+        from isthmus.engine.engine import Engine
+
+        engine = Engine(path, checked, progress)
     say(describe(engine.info))
     result = measure(engine, prompt_tokens, new_tokens)
     if as_json:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isthmus.engine.engine import Progress
     from isthmus.engine.request import ModelInfo
-
-T = TypeVar("T")
-
-
-def load(make: Callable[[Progress], T], name: str) -> T:
-    """What `make` makes, given a progress function that draws the bar."""
-    with bar(name) as progress:
-        return make(progress)
 
 
 def describe(info: ModelInfo) -> str:

@@ -135,8 +135,9 @@ def _load(
     exact_batching: bool,
     chunk: int,
 ) -> LLM:
-    from isthmus.cli.load import describe, load, say
+    from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions
+    from isthmus.resolve import resolve_model
 
     run_options = {
         "context_tokens": ctx,
@@ -146,9 +147,12 @@ def _load(
         "exact_batching": exact_batching,
         "chunk_tokens": chunk,
     }
-    RunOptions.from_kwargs(**run_options)  # a mistake in them is said before torch is imported
-    from isthmus.engine.llm import LLM
+    # Mistakes in the options or the model's name are said before torch is imported.
+    RunOptions.from_kwargs(**run_options).with_environment()
+    with bar(Path(model).name) as progress:
+        path = resolve_model(model, progress=progress)
+        from isthmus.engine.llm import LLM
 
-    llm = load(lambda progress: LLM(model, progress=progress, **run_options), Path(model).name)
+        llm = LLM(path, progress=progress, **run_options)
     say(describe(llm.info))
     return llm

@@ -82,6 +82,8 @@ class Decoder:
         x = self.embedding(batch.tokens)
         for layer, cache in zip(self.layers, state.layers, strict=True):
             x = layer(x, step, cache)
+        if batch.logit_rows.numel() == 0:  # a chunk inside a prompt
+            return x.new_empty(0, self.config.vocab_size)
         return self.head(self.norm(x.index_select(0, batch.logit_rows)))
 
     def state_spec(self) -> list[StateKind]:
