@@ -46,8 +46,9 @@ class Barrier:
             raise UsageError("the messages use every private-use character of Unicode's plane 16") from None
         self._table = str.maketrans(self.replacements)
         self._original = {replacement: c for c, replacement in self.replacements.items()}
-        # A template may also write user text as ASCII JSON: \udbc0\udc00 is U+100000.
-        self._original |= {json.dumps(replacement)[1:-1]: c for replacement, c in self._original.items()}
+        # A template may also write user text as ASCII JSON (U+100000 is \udbc0\udc00) or as Python prints it.
+        escaped = {write(r)[1:-1]: c for r, c in self._original.items() for write in (json.dumps, repr)}
+        self._original |= escaped
         alternatives = "|".join(map(re.escape, self._original))
         self._find = re.compile(f"(?:{alternatives})+" if alternatives else r"(?!)")
         self._one = re.compile(alternatives or r"(?!)")

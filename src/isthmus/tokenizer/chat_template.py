@@ -23,11 +23,9 @@ from isthmus.tokenizer.vocabulary import TokenizerWarning
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
-# Templates that take a call's arguments apart or dump them need an object; the others print a JSON text.
-_OBJECT_ARGUMENTS = re.compile(
-    r"arguments['\"]?\]?\s*(?:\|\s*(?:tojson|items|dictsort)|\.items|\s+is\s)|tool_?calls?\s*\|\s*tojson"
-    r"|_?args?(?:uments)?\s*(?:\|\s*(?:tojson|items)|\.items)"
-)
+# A template that prints or joins a call's arguments and never takes them apart or dumps them needs a text.
+_PRINTS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*(?:\+|~|-?\}\})")
+_READS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*(?:\|\s*(?:tojson|items|dictsort)|\.items|is\s)")
 _TESTS_FOR_NONE = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none")
 
 
@@ -58,8 +56,8 @@ class ChatTemplate:
         if source is None:
             name, source = default_template(tokenizer.special_literals)
             warnings.warn(
-                f"tokenizer.chat_template is missing: prompts are written in the {name} format, which may not "
-                "be what the model was trained with",
+                f"tokenizer.chat_template is missing: prompts are written in the {name} format, which may "
+                "not be what the model was trained with",
                 TokenizerWarning,
                 stacklevel=2,
             )
@@ -127,7 +125,8 @@ class ChatTemplate:
             adapted["role"] = "system"
         if adapted["content"] is None and not _TESTS_FOR_NONE.search(self.source):
             adapted["content"] = ""
-        if "tool_calls" in adapted and not _OBJECT_ARGUMENTS.search(self.source):
+        as_text = _PRINTS_ARGUMENTS.search(self.source) and not _READS_ARGUMENTS.search(self.source)
+        if "tool_calls" in adapted and as_text:
             adapted["tool_calls"] = [_with_text_arguments(call) for call in adapted["tool_calls"]]
         return adapted
 

@@ -52,7 +52,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
 
 
 def default_template(special_literals: Collection[str]) -> tuple[str, str]:
-    """(name, source). A vocabulary with none of the markers gets ChatML, whose markers are then plain text."""
+    """(name, source). A vocabulary with none of the markers gets ChatML, its markers then plain text."""
     for marker, family in FAMILIES.items():
         if marker in special_literals:
             return family

@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What one rendering may take. 512 MiB of addresses: the interpreter's 0.1 GiB and room for 16 Mi characters."""
+    """What one rendering may take. 512 MiB: the interpreter's 0.1 GiB and room for 16 Mi characters."""
 
     seconds: float = 5.0
     memory_bytes: int = 512 << 20

@@ -83,7 +83,7 @@ def _raise_exception(message: str) -> None:
 
 @lru_cache(maxsize=8)
 def compile_template(source: str, barrier: tuple[tuple[str, str], ...]) -> tuple[jinja2.Template, bool]:
-    """The template, its matched constants behind the barrier, and whether it loops over a message's content."""
+    """The template, its matched constants behind the barrier, and whether it loops over message content."""
     env = environment()
     tree = env.parse(source)
     replacements = dict(barrier)
