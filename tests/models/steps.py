@@ -16,7 +16,6 @@ from isthmus.models.base import Model, load_model
 from isthmus.weights.source import open_weights
 
 Prompt = Sequence[int]
-BLOCKS_PER_SEQUENCE = 3
 
 
 def load(path: Path, **options: Any) -> Model:
@@ -31,12 +30,12 @@ class Session:
     logits.
     """
 
-    def __init__(self, model: Model, sequences: int) -> None:
+    def __init__(self, model: Model, sequences: int, max_tokens: int = 3 * BLOCK_TOKENS) -> None:
         self.model = model
-        blocks = sequences * BLOCKS_PER_SEQUENCE
+        blocks = sequences * -(-max_tokens // BLOCK_TOKENS)
         self.state = State(model.state_spec(), blocks, model.kv_dtype)
         scattered = torch.randperm(blocks, generator=torch.Generator().manual_seed(1)).int()
-        self.tables = scattered.view(sequences, BLOCKS_PER_SEQUENCE)
+        self.tables = scattered.view(sequences, -1)
         self.lengths = [0] * sequences
 
     def step(self, pieces: Sequence[tuple[int, Prompt]]) -> list[Tensor]:
@@ -65,12 +64,12 @@ class Session:
 
 def whole(model: Model, prompt: Prompt) -> Tensor:
     """Logits [tokens, vocab] of a prompt in one step."""
-    return Session(model, 1).step([(0, prompt)])[0]
+    return Session(model, 1, len(prompt)).step([(0, prompt)])[0]
 
 
 def chunked(model: Model, prompt: Prompt, sizes: Sequence[int]) -> Tensor:
     """The same in chunks of these sizes, the last one repeated."""
-    session, done, parts = Session(model, 1), 0, []
+    session, done, parts = Session(model, 1, len(prompt)), 0, []
     while done < len(prompt):
         size = sizes[min(len(parts), len(sizes) - 1)]
         parts += session.step([(0, prompt[done : done + size])])

@@ -6,13 +6,14 @@ The prompt crosses a cache block and fills the 32 rows from which chunks take ot
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 
 from models import tiny
-from models.steps import chunked, load, prompt_of, whole
+from models.steps import Prompt, Session, chunked, load, prompt_of, whole
 
 F32_BOUND = 1e-3  # of the logits' standard deviation, largest difference
 BF16_BOUND = 0.08
@@ -21,8 +22,8 @@ PROMPT = prompt_of(80, tiny.VOCAB, seed=3)
 
 
 @torch.no_grad()
-def oracle(model: object) -> torch.Tensor:
-    return model(torch.tensor([PROMPT])).logits[0].float()  # type: ignore[operator]
+def oracle(model: Any, prompt: Prompt = PROMPT) -> torch.Tensor:
+    return model(torch.tensor([prompt])).logits[0].float()
 
 
 def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -38,6 +39,34 @@ def test_f32_logits_are_transformers(name: str, tmp_path: Path) -> None:
     wanted = oracle(reference)
     assert distance(whole(model, PROMPT), wanted) <= F32_BOUND
     assert distance(chunked(model, PROMPT, [40, 1, 7]), wanted) <= F32_BOUND
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek-v2", "deepseek-v2-lite"])
+def test_long_context(name: str, tmp_path: Path) -> None:
+    """Past the 512 keys after which attention merges partial results, and MLA expands its next segment."""
+    case = tiny.CASES[name]
+    reference = tiny.build(case)
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, reference)
+    prompt = prompt_of(600, tiny.VOCAB, seed=4)
+    logits = chunked(load(path, context_tokens=1024), prompt, [520, 50, 30])
+    assert distance(logits, oracle(reference, prompt)) <= F32_BOUND
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek-v3"])
+def test_chunks_beside_decodes(name: str, tmp_path: Path) -> None:
+    """One step may hold rows of several sequences, long and short, in any order."""
+    case = tiny.CASES[name]
+    reference = tiny.build(case)
+    session = Session(load(tiny.write_case(tmp_path / "tiny.gguf", case, reference)), sequences=4)
+    prompts = [prompt_of(75, tiny.VOCAB, seed) for seed in range(4)]
+    first = session.step([(1, prompts[1][:20]), (3, prompts[3][:70])])
+    rest = [(1, prompts[1][20:21]), (0, prompts[0][:33]), (2, prompts[2][:75]), (3, prompts[3][70:])]
+    second = session.step(rest)
+    wanted = [oracle(reference, prompt) for prompt in prompts]
+    assert distance(torch.cat([first[0], second[0]]), wanted[1][:21]) <= F32_BOUND
+    assert distance(second[1], wanted[0][:33]) <= F32_BOUND
+    assert distance(second[2], wanted[2]) <= F32_BOUND
+    assert distance(torch.cat([first[1], second[3]]), wanted[3]) <= F32_BOUND
 
 
 @pytest.mark.parametrize("name", tiny.CASES)

@@ -77,10 +77,15 @@ def test_a_tied_embedding_is_read_in_full_as_the_head() -> None:
 
 
 def test_what_is_not_kept_as_the_file_has_it() -> None:
-    """A router and norms are fp32, a joined kv_b is BF16."""
+    """A router and norms are fp32; latent attention's keys have a second, transposed copy in BF16."""
     router = tensor("blk.0.ffn_gate_inp.weight", "bf16", 8, 64)
-    kv_b = tensor("blk.0.attn_kv_b.weight", "q8_0", 64, 32)
-    assert weight_bytes(source(router, kv_b)) == 4 * 8 * 64 + 2 * 64 * 32
+    assert weight_bytes(source(router)) == 4 * 8 * 64
+    joined = tensor("blk.0.attn_kv_b.weight", "q8_0", 64, 32)  # 64 * 34 bytes, half of it keys
+    assert weight_bytes(source(joined)) == 64 * 34 + 2 * 32 * 32
+    assert decode_weight_bytes(source(joined)) == 32 * 34 + 2 * 32 * 32
+    split = tensor("blk.0.attn_k_b.weight", "q8_0", 2, 64, 32)
+    assert weight_bytes(source(split)) == 128 * 34 + 2 * 128 * 32
+    assert decode_weight_bytes(source(split)) == 128 * 34
 
 
 def test_bytes_of_a_token_in_the_cache() -> None:

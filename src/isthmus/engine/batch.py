@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isthmus.config import BLOCK_TOKENS
 from isthmus.native.rows import PagedRows
 
 
@@ -44,25 +45,66 @@ class Batch:
         _check_layout("logit_rows", self.logit_rows, (self.logit_rows.numel(),))
         _check_range("tokens", self.tokens, vocab_size)
         _check_range("logit_rows", self.logit_rows, rows)
-        paged = PagedRows(
-            self.sequences.data_ptr(),
-            self.positions.data_ptr(),
-            self.slots.data_ptr(),
+        return Step(self, num_blocks)
+
+    def paged_rows(self, begin: int, end: int, num_blocks: int) -> PagedRows:
+        """Rows [begin, end) for operators on the caches; ValueError names a row that leads out of them."""
+        return PagedRows(
+            self.sequences[begin:].data_ptr(),
+            self.positions[begin:].data_ptr(),
+            self.slots[begin:].data_ptr(),
             self.block_tables.data_ptr(),
-            rows,
+            end - begin,
             num_sequences=self.block_tables.shape[0],
             max_blocks=self.block_tables.shape[1],
             num_blocks=num_blocks,
         )
-        return Step(self, paged)
 
 
-@dataclass(frozen=True)
 class Step:
     """A batch as the modules get it. `rows`: native copies of everything that points into the caches."""
 
-    batch: Batch
-    rows: PagedRows
+    def __init__(self, batch: Batch, num_blocks: int) -> None:
+        self.batch = batch
+        self.num_blocks = num_blocks
+        self.rows = batch.paged_rows(0, batch.num_rows, num_blocks)
+        self._parts: dict[int, list[Part]] = {}
+
+    def parts(self, chunk_rows: int) -> list[Part]:
+        """The rows in order, cut so that every chunk (chunk_rows or more of one sequence) stands alone."""
+        if chunk_rows not in self._parts:
+            cuts = _cut(self.batch.sequences, chunk_rows)
+            self._parts[chunk_rows] = [Part(self, begin, end, is_chunk) for begin, end, is_chunk in cuts]
+        return self._parts[chunk_rows]
+
+
+class Part:
+    """Rows [begin, end) of a step; a chunk is of one sequence."""
+
+    def __init__(self, step: Step, begin: int, end: int, is_chunk: bool) -> None:
+        batch = step.batch
+        self.begin, self.end, self.is_chunk = begin, end, is_chunk
+        self.rows = batch.paged_rows(begin, end, step.num_blocks)
+        self.positions = batch.positions[begin:end]
+        self.num_slots = step.num_blocks * BLOCK_TOKENS
+        if is_chunk:
+            blocks = batch.block_tables[int(batch.sequences[begin])]
+            slots = blocks[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, dtype=torch.int32)
+            self.key_slots = slots.view(-1)[: self.rows.max_position + 1]  # int32 [keys the last row sees]
+
+
+def _cut(sequences: Tensor, chunk_rows: int) -> list[tuple[int, int, bool]]:
+    """(begin, end, is chunk) over all rows; neighbours that are no chunks stay together."""
+    cuts: list[tuple[int, int, bool]] = []
+    begin = 0
+    for count in torch.unique_consecutive(sequences, return_counts=True)[1].tolist():
+        is_chunk = count >= chunk_rows
+        if cuts and not is_chunk and not cuts[-1][2]:
+            cuts[-1] = (cuts[-1][0], begin + count, False)
+        else:
+            cuts.append((begin, begin + count, is_chunk))
+        begin += count
+    return cuts
 
 
 def _check_layout(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

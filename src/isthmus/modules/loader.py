@@ -7,8 +7,8 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,11 @@ class Loader:
         return packed
 
     def pack_parts(
-        self, raw: RawTensor, cuts: Sequence[Callable[[RawTensor], RawTensor]]
-    ) -> list[ops.PackedWeight]:
-        """Several packed matrices cut out of one tensor, each by its function."""
+        self, raw: RawTensor, cuts: Mapping[str, Callable[[RawTensor], RawTensor]]
+    ) -> dict[str, ops.PackedWeight]:
+        """Several packed matrices cut out of one tensor, under the names of `cuts`."""
         self._source.check(raw.name)
-        packed = [pack(cut(raw)) for cut in cuts]
+        packed = {name: pack(cut(raw)) for name, cut in cuts.items()}
         self._consumed(raw)
         return packed
 
@@ -89,19 +89,27 @@ def as_f32(raw: RawTensor) -> RawTensor:
     return raw if raw.format.name == "f32" else _with_values(raw, f32_values(raw), by_name("f32"))
 
 
-def head_rows(raw: RawTensor, heads: int, begin: int, end: int) -> RawTensor:
-    """Rows [begin, end) of each head of [heads * n, columns], as the file holds them."""
-    rows, columns = raw.shape
-    row_bytes = columns // raw.format.block_columns * raw.format.block_bytes
-    data = np.frombuffer(raw.data, np.uint8).reshape(heads, rows // heads, row_bytes)[:, begin:end]
-    return replace(raw, shape=(heads, end - begin, columns), data=_view(np.ascontiguousarray(data)))
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows [begin, end) of each head, of a tensor that holds the rows of `heads` heads one by one."""
 
+    heads: int
+    begin: int
+    end: int
 
-def head_rows_transposed(raw: RawTensor, heads: int, begin: int, end: int) -> RawTensor:
-    """The same as [heads, columns, end - begin]. A quantised format becomes BF16, the one inflation (4.7)."""
-    part = head_rows(raw, heads, begin, end)
-    spec = part.format if part.format.name in PLAIN else by_name("bf16")
-    return _with_values(part, f32_values(part).transpose(0, 2, 1), spec)
+    def cut(self, raw: RawTensor) -> RawTensor:
+        """[heads, end - begin, columns], as the file holds them."""
+        columns = raw.shape[-1]
+        row_bytes = columns // raw.format.block_columns * raw.format.block_bytes
+        rows = np.frombuffer(raw.data, np.uint8).reshape(self.heads, -1, row_bytes)[:, self.begin : self.end]
+        shape = (self.heads, self.end - self.begin, columns)
+        return replace(raw, shape=shape, data=_view(np.ascontiguousarray(rows)))
+
+    def transposed(self, raw: RawTensor) -> RawTensor:
+        """[heads, columns, end - begin]; a quantised format becomes BF16, the one inflation (design 4.7)."""
+        part = self.cut(raw)
+        spec = part.format if part.format.name in PLAIN else by_name("bf16")
+        return _with_values(part, f32_values(part).transpose(0, 2, 1), spec)
 
 
 def _with_values(raw: RawTensor, values: npt.NDArray[Any], spec: FormatSpec) -> RawTensor:

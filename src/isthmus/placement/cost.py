@@ -17,16 +17,28 @@ KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
 
 
 def loaded_bytes(tensor: RawTensor) -> int:
-    """Bytes of a tensor once it is loaded: the file's own, packed in another order, with three exceptions.
+    """Bytes of a tensor once it is loaded: the file's own, packed in another order, with two exceptions.
 
-    Vectors (norms, biases) and the router are fp32 whatever the file holds. A joined kv_b of latent attention
-    is kept as per-head BF16 tiles, since one half of it is multiplied transposed (design 4.7).
+    Vectors (norms, biases) and the router are fp32 whatever the file holds. Latent attention multiplies by
+    its keys as they are and transposed: k_b, and the key half of a joined kv_b, has a second copy in BF16
+    tiles (design 4.7).
     """
     if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
         return 4 * prod(tensor.shape)
     if tensor.name.endswith(".attn_kv_b.weight"):
-        return 2 * prod(tensor.shape)
+        return tensor.nbytes + 2 * prod(tensor.shape) // 2
+    if tensor.name.endswith(".attn_k_b.weight"):
+        return tensor.nbytes + 2 * prod(tensor.shape)
     return tensor.nbytes
+
+
+def decoded_bytes(tensor: RawTensor) -> int:
+    """Bytes of a loaded tensor that a decoded token reads: of latent attention's keys one of the copies."""
+    if tensor.name.endswith(".attn_kv_b.weight"):
+        return tensor.nbytes // 2 + 2 * prod(tensor.shape) // 2
+    if tensor.name.endswith(".attn_k_b.weight"):
+        return tensor.nbytes
+    return loaded_bytes(tensor)
 
 
 def weight_bytes(source: WeightSource) -> int:
@@ -44,7 +56,7 @@ def decode_weight_bytes(source: WeightSource) -> float:
             share = used / tensor.shape[0]
         elif name == "token_embd.weight" and not tied:
             share = 1 / tensor.shape[0]
-        total += share * loaded_bytes(tensor)
+        total += share * decoded_bytes(tensor)
     return total
 
 
