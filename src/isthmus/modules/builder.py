@@ -43,6 +43,7 @@ class Builder:
         self._prefix = ""
         self._modules: list[Module] = []
         self._used: set[str] = set()
+        self._ignored: list[str] = []
         self._missing: list[str] = []
         self._misshapen: list[str] = []
         self._unsupported: list[str] = []
@@ -61,7 +62,9 @@ class Builder:
 
     def ignore(self, name: str) -> None:
         """A tensor that repeats what others hold: not read, and not a leftover."""
-        self._used.add(self._prefix + name)
+        if self.has(name):
+            self._used.add(self._prefix + name)
+            self._ignored.append(self._prefix + name)
 
     def has(self, name: str) -> bool:
         return self._prefix + name in self._source.tensors
@@ -155,6 +158,8 @@ class Builder:
                 leftover,
             )
         loader = Loader(self._source, self._progress)
+        for name in self._ignored:
+            loader.skip(self._source.tensors[name])
         for module in self._modules:
             module.load(loader)
 

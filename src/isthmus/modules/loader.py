@@ -64,6 +64,10 @@ class Loader:
         self._consumed(raw)
         return values
 
+    def skip(self, raw: RawTensor) -> None:
+        """Nothing needs this tensor: its bytes count as taken."""
+        self._consumed(raw)
+
     def _consumed(self, raw: RawTensor) -> None:
         self._source.release(raw.name)
         if self._progress:
