@@ -59,8 +59,9 @@ struct AttentionTask {
   // Widens block `block`, its first `count` keys.
   ISTHMUS_INLINE void load_block(int64_t block, int count) const {
     const KeyValueView& kv = a.kv;
-    const int64_t place =
-        a.block_tables == nullptr ? block : a.block_tables[a.sequences[item.row] * a.max_blocks + block];
+    const int64_t place = a.block_tables == nullptr
+                              ? block - a.first_block
+                              : a.block_tables[a.sequences[item.row] * a.max_blocks + block];
     const int64_t k_at = place * kv.k_block_stride + item.kv_head * kv.k_head_stride;
     const int64_t v_at = place * kv.v_block_stride + item.kv_head * kv.v_head_stride;
     for (int key = 0; key < kBlockTokens; key += 16) {
