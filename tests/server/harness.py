@@ -20,6 +20,7 @@ from isthmus.engine.process import EngineProcess
 from isthmus.errors import TemplateError
 from isthmus.server.app import create_app
 from isthmus.server.options import ServerOptions
+from isthmus.server.service import Service
 from isthmus.tokenizer import Segment
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
@@ -57,11 +58,22 @@ class ByteTokenizer:
 
 
 class PlainTemplate:
-    """`<|turn|>role content` for each message. A user who says "fail" has a template that raises."""
+    """`<|turn|>role content` for each message. A user who says "fail" has a template that raises.
+
+    While `hold` is clear, a rendering waits for it; `waiting` counts those.
+    """
+
+    def __init__(self) -> None:
+        self.hold = threading.Event()
+        self.hold.set()
+        self.waiting = 0
 
     def render(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Segment]:
         if any(message["content"] == "fail" for message in messages):
             raise TemplateError("the template refuses these messages: roles must alternate")
+        if not self.hold.is_set():
+            self.waiting += 1
+            self.hold.wait(PATIENCE_S)
         segments = [Segment("<s>", True)]
         for message in messages:
             segments += [Segment(f"<|turn|>{message['role']}\n", True), Segment(message["content"], False)]
@@ -86,7 +98,9 @@ class Server:
         command = [sys.executable, str(FAKE_ENGINE), str(self.log_path), gate, flags]
         self.engine = EngineProcess(Path("fake.gguf"), RunOptions(), command=command)
         self.options = ServerOptions(**({"port": 0} | options))
-        app = create_app(self.engine, ByteTokenizer(), PlainTemplate(), ("fake", "alias"), self.options)
+        self.template = PlainTemplate()
+        app = create_app(self.engine, ByteTokenizer(), self.template, ("fake", "alias"), self.options)
+        self.service: Service = app.state.service
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+import httpx
 import pytest
 from harness import RawStream, Server, chat_body, wait_for
 
@@ -68,6 +69,19 @@ def test_in_the_queue(gated: Server, stream: bool) -> None:
     wait_for(lambda: f"cancel {second_id}" in gated.log())
     assert gated.steps_of(second_id) == 0
     assert gated.steps_of(first_id) == 7
+
+
+@STREAMED_AND_WHOLE
+def test_while_the_template_renders(gated: Server, stream: bool) -> None:
+    """The engine never hears of it. Meanwhile the event loop answers others, however long it takes."""
+    gated.template.hold.clear()
+    with RawStream(gated, chat_body("never", stream=stream)):
+        wait_for(lambda: gated.template.waiting == 1)
+        assert httpx.get(f"{gated.url}/health").status_code == 200
+    wait_for(lambda: gated.service.num_requests == 0)
+    gated.template.hold.set()
+    assert_answers(gated)
+    assert len(added(gated, 1)) == 1
 
 
 def test_gone_clients_free_their_places_in_the_queue(gated: Server) -> None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from isthmus import __version__
 from isthmus.engine.process import EngineProcess
-from isthmus.server import errors, openapi
+from isthmus.server import errors
 from isthmus.server.guards import HostCheck, KeyCheck
 from isthmus.server.options import ServerOptions
 from isthmus.server.routes import ROUTES
@@ -40,9 +40,16 @@ def create_app(
             service.close()
 
     # No documentation pages: they load scripts from other hosts. /openapi.json stays.
-    app = FastAPI(title="Isthmus", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Isthmus",
+        version=__version__,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
     errors.install(app)
-    openapi.install(app)
     for build in ROUTES:
         app.include_router(build(service))
     # Each is put around what stands before it, so that the Host check comes first.

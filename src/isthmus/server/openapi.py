@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
-
-from isthmus.server.schemas import BODIES
-
-_REF = "#/components/schemas/{model}"
 
 
 def documented_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route passes as `openapi_extra`; `model` must stand in BODIES."""
-    assert model in BODIES
-    schema = {"$ref": _REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    """What a route passes as `openapi_extra`. `model` must not contain itself."""
+    schema = model.model_json_schema()
+    inlined = _inline(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
 
 
-def install(app: FastAPI) -> None:
-    """Adds the definitions that those references point to."""
-    build = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = build()
-        _, definitions = models_json_schema([(model, "validation") for model in BODIES], ref_template=_REF)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with each `$ref` replaced by what it names: pydantic's references are relative to a document
+    that /openapi.json is not."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
+    return {key: _inline(value, definitions) for key, value in schema.items()}

@@ -18,8 +18,7 @@ class ServerOptions:
     max_queue: int = 32  # requests waiting beside the one that runs; more get 503 and Retry-After
     drain_s: float = 30.0  # after the first SIGTERM, running answers may take this long to end
 
-    # 16 MiB of JSON hold the text of the largest context there is (2^24 tokens are refused long before).
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 8 << 20  # of text: about two million tokens
     body_timeout_s: float = 60.0  # for the whole body: a client that dribbles keeps a slot of the queue
     ping_interval_s: float = 15.0  # proxies and clients that give up on a silent stream do so after 30 or 60
 

@@ -202,7 +202,3 @@ class ChatRequest(_Model):
             "max_tokens": limit,
         }
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
-
-
-# Bodies that /openapi.json describes.
-BODIES: tuple[type[BaseModel], ...] = (ChatRequest,)

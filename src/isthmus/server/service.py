@@ -61,6 +61,11 @@ class Service:
     def model_id(self) -> str:
         return self.names[0]
 
+    @property
+    def num_requests(self) -> int:
+        """Requests in progress: being prepared, waiting or running."""
+        return self._num_admitted
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.template.close()
