@@ -78,13 +78,19 @@ def write_alphabet_model(
 
 
 class Hole:
-    """Stands in for an array where gguf-py writes one: a sparse stretch of file."""
+    """Stands in for an array where gguf-py writes one: a sparse stretch of file.
+
+    A page in the middle is written, since a tensor that is all hole is taken for an interrupted download.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
 
     def tofile(self, file: BinaryIO) -> None:
-        file.seek(self.nbytes - 1, os.SEEK_CUR)
+        begin = file.tell()
+        file.seek(begin + self.nbytes // 2)
+        file.write(bytes(4096))
+        file.seek(begin + self.nbytes - 1)
         file.write(b"\0")
 
 

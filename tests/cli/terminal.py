@@ -44,14 +44,14 @@ class Terminal:
     seen: str = field(default="")
 
     @classmethod
-    def start(cls, *arguments: str | Path) -> Terminal:
+    def start(cls, *arguments: str | Path, **changes: str) -> Terminal:
         master, slave = pty.openpty()
         process = subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=environment(),
+            env=environment(**changes),
             start_new_session=True,
             preexec_fn=_take_terminal,
         )

@@ -1,19 +1,25 @@
 """`isthmus run` with a prompt: the answer on stdout, everything else on stderr."""
 
+import io
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.terminal import COMMAND, TIMEOUT_S, Terminal, environment, isthmus
+from isthmus import native
+from isthmus.cli.main import main
 
 
 def test_only_the_answer_goes_to_stdout(alphabet_model: Path) -> None:
     done = isthmus("run", alphabet_model, "hello", "--temperature", "0")
     assert done.returncode == 0
     assert done.stdout == "xyz\n"
+    assert "loading" not in done.stderr  # the bar is for terminals
     loaded, closing = done.stderr.strip().splitlines()
     assert "alphabet: llama" in loaded
     assert "context 4096 tokens" in loaded
@@ -21,51 +27,88 @@ def test_only_the_answer_goes_to_stdout(alphabet_model: Path) -> None:
     assert "3 tokens at" in closing
 
 
-def test_raw_continues_the_text(alphabet_model: Path) -> None:
-    done = isthmus("run", alphabet_model, "up to r", "--raw", "--temperature", "0")
-    assert done.stdout == "stuvwxyz\n"
+class Here:
+    """The command in this process, which spares the seconds of importing torch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str | Path, stdin: str = "") -> tuple[str, str]:
+        """(stdout, stderr); the command must succeed."""
+        self.monkeypatch.setattr(sys, "argv", ["isthmus", *map(str, arguments)])
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self.capsys.readouterr()
+        assert ended.value.code == 0, err
+        return out, err
+
+
+@pytest.fixture(autouse=True)
+def instruction_set_kept() -> Iterator[None]:
+    """A test that forces one leaves the others theirs."""
+    before = native.current_isa()
+    yield
+    native.use_isa(before)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(monkeypatch, capsys)
+
+
+def test_raw_continues_the_text(alphabet_model: Path, here: Here) -> None:
+    assert here("run", alphabet_model, "up to r", "--raw", "--temperature", "0")[0] == "stuvwxyz\n"
 
 
 @pytest.mark.parametrize("prompt", [["-"], []])
-def test_the_prompt_may_come_from_a_pipe(alphabet_model: Path, prompt: list[str]) -> None:
-    done = isthmus("run", alphabet_model, *prompt, "--raw", "--temperature", "0", stdin="from u")
-    assert done.stdout == "vwxyz\n"
+def test_the_prompt_may_come_from_a_pipe(alphabet_model: Path, here: Here, prompt: list[str]) -> None:
+    out, _ = here("run", alphabet_model, *prompt, "--raw", "--temperature", "0", stdin="from u")
+    assert out == "vwxyz\n"
 
 
-def test_max_tokens_stop_and_context_end_an_endless_answer(alphabet_model: Path) -> None:
-    def answer(*options: str) -> str:
-        return isthmus("run", alphabet_model, "A", "--raw", "--temperature", "0", *options).stdout
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (["--max-tokens", "4"], "BCDE\n"),
+        (["--stop", "GH"], "BCDEF\n"),
+        (["--stop", "GH", "--stop", "E"], "BCD\n"),
+        (["--ctx", "8"], "BCDEFGH\n"),  # the prompt's one token and 7 more
+    ],
+)
+def test_what_ends_an_endless_answer(
+    alphabet_model: Path, here: Here, options: list[str], answer: str
+) -> None:
+    assert here("run", alphabet_model, "A", "--raw", "--temperature", "0", *options)[0] == answer
 
-    assert answer("--max-tokens", "4") == "BCDE\n"
-    assert answer("--stop", "GH") == "BCDEF\n"
-    assert len(answer("--ctx", "64")) == 63 + 1  # the prompt's one token, 63 more, and the line's end
 
-
-def test_a_seed_repeats_an_answer(alphabet_model: Path) -> None:
+def test_a_seed_repeats_an_answer(alphabet_model: Path, here: Here) -> None:
     options = ["--raw", "--temperature", "5", "--top-p", "1", "--max-tokens", "20"]
     first, again, other = (
-        isthmus("run", alphabet_model, "A", *options, "--seed", seed).stdout for seed in ("1", "1", "2")
+        here("run", alphabet_model, "A", *options, "--seed", seed)[0] for seed in ("1", "1", "2")
     )
     assert first == again
     assert first != other
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2"])
-def test_an_instruction_set_can_be_forced(alphabet_model: Path, isa: str) -> None:
-    done = isthmus("run", alphabet_model, "hi", "--temperature", "0", ISTHMUS_ISA=isa)
-    assert done.stdout == "xyz\n"
-    assert f", {isa}," in done.stderr
+def test_the_environment_can_force_an_instruction_set(
+    alphabet_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISTHMUS_ISA", "scalar")
+    out, err = here("run", alphabet_model, "hi", "--temperature", "0")
+    assert out == "xyz\n"
+    assert ", scalar," in err
+    assert ", scalar," not in here("run", alphabet_model, "hi", "--isa", native.isa_names()[-1])[1]
 
 
-def test_the_bar_is_drawn_on_a_terminal_only(alphabet_model: Path) -> None:
-    terminal = Terminal.start("run", alphabet_model, "hi", "--temperature", "0")
+def test_the_bar_is_drawn_on_a_terminal(alphabet_model: Path) -> None:
+    terminal = Terminal.start("run", alphabet_model, "hi", "--temperature", "0", TERM="xterm")
     try:
         terminal.expect("loading")
         terminal.expect("xyz")
         assert terminal.wait() == 0
     finally:
         terminal.close()
-    assert "loading" not in isthmus("run", alphabet_model, "hi").stderr
 
 
 def test_ctrl_c_ends_a_single_answer_with_130_and_keeps_what_was_written(alphabet_model: Path) -> None:

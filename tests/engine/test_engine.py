@@ -72,7 +72,7 @@ def test_an_instruction_set_the_cpu_lacks_is_a_usage_error(
         raise ValueError(f"no {name}")
 
     monkeypatch.setattr(native, "use_isa", lacking)
-    with pytest.raises(UsageError, match="instruction set 'amx' was asked for; this CPU runs .*scalar"):
+    with pytest.raises(UsageError, match=r"instruction set 'amx' was asked for; this CPU runs .*scalar"):
         Engine(alphabet_model, RunOptions(isa="amx"))
 
 
@@ -83,5 +83,5 @@ def test_what_does_not_fit_is_refused_before_any_weight_is_read(
         Machine, "detect", lambda: Machine(cores=2, total_bytes=1 << 20, available_bytes=1 << 20)
     )
     monkeypatch.setattr("isthmus.engine.engine.load_model", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(NotEnoughMemoryError, match="needs 0.5 GiB .* 0.0 GiB are available"):
+    with pytest.raises(NotEnoughMemoryError, match=r"needs 0\.5 GiB .* 0\.0 GiB are available"):
         Engine(alphabet_model)
