@@ -76,16 +76,37 @@ def test_a_tied_embedding_is_read_in_full_as_the_head() -> None:
     assert decode_weight_bytes(source(*tied)) == 6800 + 256 + 2048 + 69632 * 2 / 8
 
 
-def test_what_is_not_kept_as_the_file_has_it() -> None:
-    """A router and norms are fp32; latent attention's keys have a second, transposed copy in BF16."""
+def test_a_router_and_norms_are_fp32_whatever_the_file_holds() -> None:
     router = tensor("blk.0.ffn_gate_inp.weight", "bf16", 8, 64)
-    assert weight_bytes(source(router)) == 4 * 8 * 64
-    joined = tensor("blk.0.attn_kv_b.weight", "q8_0", 64, 32)  # 64 * 34 bytes, half of it keys
-    assert weight_bytes(source(joined)) == 64 * 34 + 2 * 32 * 32
-    assert decode_weight_bytes(source(joined)) == 32 * 34 + 2 * 32 * 32
-    split = tensor("blk.0.attn_k_b.weight", "q8_0", 2, 64, 32)
-    assert weight_bytes(source(split)) == 128 * 34 + 2 * 128 * 32
-    assert decode_weight_bytes(source(split)) == 128 * 34
+    norm = tensor("blk.0.attn_norm.weight", "f16", 64)
+    assert weight_bytes(source(router, norm)) == 4 * 8 * 64 + 4 * 64
+
+
+LATENT = {  # 2 heads, each 48 rows of keys and 16 of values, over a latent of 64
+    "llama__attention__kv_lora_rank": 64,
+    "llama__rope__dimension_count": 16,
+    "llama__attention__key_length": 64,
+    "llama__attention__value_length": 16,
+}
+Q8 = 34 / 32  # bytes a value
+
+
+def test_keys_of_latent_attention_are_kept_twice_and_read_once() -> None:
+    joined = source(tensor("blk.0.attn_kv_b.weight", "q8_0", 2 * 64, 64), **LATENT)
+    keys, values = 2 * 48 * 64, 2 * 16 * 64
+    assert weight_bytes(joined) == (keys + values) * Q8 + keys * 2  # BF16 for the transposed copy
+    assert weight_bytes(joined, exact_batching=True) == values * Q8 + keys * 2
+    assert decode_weight_bytes(joined) == values * Q8 + keys * 2
+
+
+def test_split_keys_decode_as_the_file_has_them_and_a_joined_copy_is_not_loaded() -> None:
+    k_b = tensor("blk.0.attn_k_b.weight", "q8_0", 2, 64, 64)
+    v_b = tensor("blk.0.attn_v_b.weight", "q8_0", 2, 16, 64)
+    joined = tensor("blk.0.attn_kv_b.weight", "q8_0", 2 * 80, 64)
+    split = source(k_b, v_b, joined, **LATENT)
+    assert weight_bytes(split) == k_b.nbytes + v_b.nbytes + 2 * 2 * 64 * 64
+    assert weight_bytes(split, exact_batching=True) == k_b.nbytes + v_b.nbytes
+    assert decode_weight_bytes(split) == k_b.nbytes + v_b.nbytes
 
 
 def test_bytes_of_a_token_in_the_cache() -> None:

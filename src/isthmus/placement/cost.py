@@ -14,50 +14,62 @@ if TYPE_CHECKING:
     from isthmus.weights.source import RawTensor, WeightSource
 
 KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
+PLAIN = ("f32", "f16", "bf16")  # formats that a transposition carries over as they are
 
 
-def loaded_bytes(tensor: RawTensor) -> int:
-    """Bytes of a tensor once it is loaded: the file's own, packed in another order, with two exceptions.
+def weight_bytes(source: WeightSource, *, exact_batching: bool = False) -> int:
+    """Bytes of all weights once they are loaded."""
+    return sum(_loaded(tensor, source, exact_batching) for tensor in source.tensors.values())
 
-    Vectors (norms, biases) and the router are fp32 whatever the file holds. Latent attention multiplies by
-    its keys as they are and transposed: k_b, and the key half of a joined kv_b, has a second copy in BF16
-    tiles (design 4.7).
+
+def decode_weight_bytes(source: WeightSource) -> int:
+    """Weight bytes read for one decoded token: of the experts the chosen ones, of an embedding one row."""
+    return round(sum(_decoded(tensor, source) for tensor in source.tensors.values()))
+
+
+def _loaded(tensor: RawTensor, source: WeightSource, exact_batching: bool) -> int:
+    """The file's own bytes, packed in another order, with three exceptions.
+
+    Vectors (norms, biases) and the router are fp32 whatever the file holds. The keys' projection of latent
+    attention is kept twice, as it is and transposed, a quantised one in BF16 (design 4.7); exact_batching
+    needs only the form that decodes. A joined kv_b beside its own halves is not loaded.
     """
+    layer, _, name = tensor.name.rpartition("attn_")
     if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
         return 4 * prod(tensor.shape)
-    if tensor.name.endswith(".attn_kv_b.weight"):
-        return tensor.nbytes + 2 * prod(tensor.shape) // 2
-    if tensor.name.endswith(".attn_k_b.weight"):
-        return tensor.nbytes + 2 * prod(tensor.shape)
+    if name == "k_b.weight":
+        return tensor.nbytes + (0 if exact_batching else _transposed(tensor))
+    if name == "kv_b.weight":
+        if f"{layer}attn_k_b.weight" in source.tensors:
+            return 0
+        keys = _key_share(source.metadata)
+        once = (1 - keys if exact_batching else 1) * tensor.nbytes
+        return round(once + keys * _transposed(tensor))
     return tensor.nbytes
 
 
-def decoded_bytes(tensor: RawTensor) -> int:
-    """Bytes of a loaded tensor that a decoded token reads: of latent attention's keys one of the copies."""
-    if tensor.name.endswith(".attn_kv_b.weight"):
-        return tensor.nbytes // 2 + 2 * prod(tensor.shape) // 2
+def _decoded(tensor: RawTensor, source: WeightSource) -> float:
+    if "_exps." in tensor.name:
+        used = source.metadata.int(key(source.metadata, "expert_used_count"), 0, min=0)
+        return used / tensor.shape[0] * tensor.nbytes
+    # A tied embedding is the LM head too and is read in full.
+    if tensor.name == "token_embd.weight" and "output.weight" in source.tensors:
+        return tensor.nbytes / tensor.shape[0]
     if tensor.name.endswith(".attn_k_b.weight"):
         return tensor.nbytes
-    return loaded_bytes(tensor)
+    return _loaded(tensor, source, exact_batching=True)
 
 
-def weight_bytes(source: WeightSource) -> int:
-    return sum(loaded_bytes(tensor) for tensor in source.tensors.values())
+def _transposed(tensor: RawTensor) -> int:
+    return tensor.nbytes if tensor.format.name in PLAIN else 2 * prod(tensor.shape)
 
 
-def decode_weight_bytes(source: WeightSource) -> float:
-    """Weight bytes read for one decoded token: of the experts the chosen ones, of an embedding one row."""
-    used = source.metadata.int(key(source.metadata, "expert_used_count"), 0, min=0)
-    tied = "output.weight" not in source.tensors  # then the embedding is the LM head too and is read in full
-    total = 0.0
-    for name, tensor in source.tensors.items():
-        share = 1.0
-        if "_exps." in name:
-            share = used / tensor.shape[0]
-        elif name == "token_embd.weight" and not tied:
-            share = 1 / tensor.shape[0]
-        total += share * decoded_bytes(tensor)
-    return total
+def _key_share(metadata: Metadata) -> float:
+    """Of the rows of a joined kv_b, those that make keys. Older files give the sizes without _mla."""
+    suffix = "_mla" if key(metadata, "attention.key_length_mla") in metadata else ""
+    keys = metadata.int(key(metadata, f"attention.key_length{suffix}"), min=1)
+    keys -= metadata.int(key(metadata, "rope.dimension_count"), min=1)
+    return keys / (keys + metadata.int(key(metadata, f"attention.value_length{suffix}"), min=1))
 
 
 def kv_token_bytes(metadata: Metadata, kv_dtype: str) -> int:

@@ -57,7 +57,7 @@ def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
         raise UsageError(
             f"a context of {options.context_tokens} tokens is asked for; this model's limit is {trained}"
         )
-    weights = weight_bytes(source)
+    weights = weight_bytes(source, exact_batching=options.exact_batching)
     token_bytes = kv_token_bytes(metadata, options.kv_dtype)
     scratch = PROCESS_BYTES + _step_bytes(metadata, options.chunk_tokens)
     wanted = options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS)
@@ -69,7 +69,7 @@ def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
         context_tokens=wanted,
         threads=options.threads or machine.cores,
         weight_bytes=weights,
-        decode_weight_bytes=round(decode_weight_bytes(source)),
+        decode_weight_bytes=decode_weight_bytes(source),
         kv_token_bytes=token_bytes,
         num_blocks=-(-wanted // BLOCK_TOKENS),
         scratch_bytes=scratch,
