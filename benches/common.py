@@ -52,9 +52,7 @@ def pairs(work: Callable[[], None], bytes_per_call: float, flop_per_call: float)
         "gb_s": round(bytes_per_call / median(calls) / 1e9, 2),
         "gflops": round(flop_per_call / median(calls) / 1e9, 1),
         "read_limit_gb_s": round(max(limits), 2),
-        "read_share": round(
-            median(bytes_per_call / s / 1e9 / g for s, g in zip(calls, limits, strict=True)), 3
-        ),
+        "read_share": round(median(shares), 3),
         "isa": native.current_isa(),
         "threads": native.num_threads(),
         "commit": commit(),
