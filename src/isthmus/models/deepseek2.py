@@ -15,12 +15,16 @@ from torch import Tensor
 
 from isthmus.engine.batch import Step
 from isthmus.engine.state import LatentCache
-from isthmus.models.base import Decoder, DecoderConfig, decoder_keys, read_rope, read_router
+from isthmus.models.base import Decoder
+from isthmus.models.config import MAX_ROPE_DIM, MAX_WIDTH, DecoderConfig, decoder_keys, read_rope, read_router
 from isthmus.models.keys import Keys
 from isthmus.modules.builder import Builder
 from isthmus.modules.mla import LatentAttention, LatentConfig
 from isthmus.modules.rope import Rope
 from isthmus.modules.router import RouterConfig
+
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's ids; V2's files may lack the key, and mean softmax
+GATES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,7 @@ class DeepSeek2Config(DecoderConfig):
     def from_gguf(cls, keys: Keys) -> Self:
         decoder = decoder_keys(keys)
         inner = keys.integer("expert_feed_forward_length")
-        gate = keys.choice(
-            "expert_gating_func", {1: "softmax", 2: "sigmoid"}, 1
-        )  # V2's files may lack the key
+        gate = keys.choice("expert_gating_func", GATES, default=SOFTMAX)
         return cls(
             **decoder,
             attention=_read_latent_attention(keys, decoder["hidden"], decoder["eps"]),
@@ -52,12 +54,12 @@ class DeepSeek2Config(DecoderConfig):
 
 def _read_latent_attention(keys: Keys, hidden: int, eps: float) -> LatentConfig:
     mla = "_mla" if keys.has("attention.key_length_mla") else ""
-    rope_dim = keys.integer("rope.dimension_count", at_least=2)
+    rope_dim = keys.integer("rope.dimension_count", at_least=2, at_most=MAX_ROPE_DIM)
     return LatentConfig(
         hidden=hidden,
         heads=keys.integer("attention.head_count"),
         q_lora=keys.integer("attention.q_lora_rank", 0, at_least=0),
-        kv_lora=keys.integer("attention.kv_lora_rank"),
+        kv_lora=keys.integer("attention.kv_lora_rank", at_most=MAX_WIDTH - rope_dim),
         nope=keys.integer(f"attention.key_length{mla}", at_least=rope_dim + 1) - rope_dim,
         value=keys.integer(f"attention.value_length{mla}"),
         rope=read_rope(keys, rope_dim, interleaved=True),

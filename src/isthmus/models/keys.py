@@ -66,14 +66,12 @@ class Keys:
         return options[value]
 
     def vocab_size(self) -> int:
-        """ARCH.vocab_size, else the length of the tokenizer's list."""
+        """The length of the tokenizer's list, as llama.cpp has it; without a tokenizer ARCH.vocab_size."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
-        return self.integer("vocab_size", len(tokens) if isinstance(tokens, list) else None)
+        return len(tokens) if isinstance(tokens, list) and tokens else self.integer("vocab_size")
 
     def bad(self, key: str, needed: str) -> MalformedFileError:
-        """The error for a value that contradicts another: `raise keys.bad("head_count", "a multiple of
-        3")`.
-        """
+        """The error for a value that contradicts another: `raise keys.bad("block_count", "even")`."""
         return self.metadata.bad(self.full(key), needed)
 
     def full(self, key: str) -> str:

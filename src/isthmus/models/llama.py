@@ -9,7 +9,8 @@ from torch import Tensor
 
 from isthmus.engine.batch import Step
 from isthmus.engine.state import KeyValueCache
-from isthmus.models.base import Decoder, DecoderConfig, decoder_keys, read_attention, read_router
+from isthmus.models.base import Decoder
+from isthmus.models.config import DecoderConfig, decoder_keys, read_attention, read_router
 from isthmus.models.keys import Keys
 from isthmus.modules.attention import AttentionConfig, GroupedQueryAttention
 from isthmus.modules.builder import Builder

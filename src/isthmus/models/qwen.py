@@ -16,7 +16,8 @@ from torch import Tensor
 
 from isthmus.engine.batch import Step
 from isthmus.engine.state import KeyValueCache
-from isthmus.models.base import Decoder, DecoderConfig, decoder_keys, read_attention, read_router
+from isthmus.models.base import Decoder
+from isthmus.models.config import DecoderConfig, decoder_keys, read_attention, read_router
 from isthmus.models.keys import Keys
 from isthmus.modules.attention import AttentionConfig, GroupedQueryAttention
 from isthmus.modules.builder import Builder
@@ -55,9 +56,8 @@ class MixtureOfExperts:
 
     def __init__(self, build: Builder, c: QwenConfig, router: RouterConfig) -> None:
         self.router = build.router(router, c.hidden)
-        self.shared_gate = (
-            build.sigmoid_gate("ffn_gate_inp_shexp.weight", c.hidden) if c.shared_inner else None
-        )
+        shared_gate = "ffn_gate_inp_shexp.weight"
+        self.shared_gate = build.sigmoid_gate(shared_gate, c.hidden) if c.shared_inner else None
         self.experts = build.experts(c.hidden, router.experts, c.inner, shared_inner=c.shared_inner)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""What models are made of. The only place that binds a device and a weight format."""

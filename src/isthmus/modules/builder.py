@@ -1,5 +1,4 @@
-"""Gives a model its modules: every tensor asked for by name and shape, all of them found before one is
-packed.
+"""Gives a model its modules: tensors asked for by name and shape, all found before one is packed.
 
 A model file is the only text that knows which tensors exist. While the model is constructed nothing is
 read: shapes and formats are held against the config, and every mistake is collected. `finish` reports them
@@ -10,7 +9,7 @@ module.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NoReturn, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
 from isthmus.errors import MalformedFileError, UnsupportedError
@@ -70,9 +69,7 @@ class Builder:
         return self._prefix + name in self._source.tensors
 
     def matrix(self, name: str, *shape: int, also: tuple[int, ...] = ()) -> RawTensor:
-        """A tensor for packing, [rows, columns] or [experts, rows, columns]; `also` is another shape for
-        the same bytes.
-        """
+        """A tensor for packing, [rows, columns] or [experts, rows, columns]; `also`: the same in two dims."""
         raw = self._take(name, shape, also)
         if not raw.format.runnable:
             self._unsupported.append(f"{raw.name} ({raw.format.name})")
@@ -94,9 +91,7 @@ class Builder:
     def linear(
         self, rows: Mapping[str, int], columns: int, *, bias: Literal["none", "required", "optional"] = "none"
     ) -> Linear:
-        """Matrices NAME.weight [rows, columns] joined side by side, and NAME.bias; optional: where the file
-        has it.
-        """
+        """Matrices NAME.weight [rows, columns] side by side, with NAME.bias (optional: if it is there)."""
         weights = [self.matrix(f"{name}.weight", n, columns) for name, n in rows.items()]
         biased = [bias == "required" or (bias == "optional" and self.has(f"{name}.bias")) for name in rows]
         biases = [
@@ -115,17 +110,14 @@ class Builder:
     def router(self, config: RouterConfig, hidden: int, *, bias: bool = False) -> Router:
         """ffn_gate_inp; with `bias` also exp_probs_b, which chooses but does not weigh."""
         gate = self.matrix("ffn_gate_inp.weight", config.experts, hidden)
-        return self.add(
-            Router(config, gate, self.vector("exp_probs_b.bias", config.experts) if bias else None)
-        )
+        chooser = self.vector("exp_probs_b.bias", config.experts) if bias else None
+        return self.add(Router(config, gate, chooser, exact=self.options.exact_batching))
 
     def sigmoid_gate(self, name: str, hidden: int) -> SigmoidGate:
-        return self.add(SigmoidGate(self.matrix(name, 1, hidden)))
+        return self.add(SigmoidGate(self.matrix(name, 1, hidden), exact=self.options.exact_batching))
 
     def experts(self, hidden: int, experts: int, inner: int, *, shared_inner: int = 0) -> Experts:
-        """Routed experts ffn_*_exps [experts, inner, hidden]; `shared_inner` > 0: also the shared one,
-        ffn_*_shexp.
-        """
+        """Routed ffn_*_exps [experts, inner, hidden]; with `shared_inner` also the shared ffn_*_shexp."""
         routed = (
             self.matrix("ffn_gate_exps.weight", experts, inner, hidden),
             self.matrix("ffn_up_exps.weight", experts, inner, hidden),
@@ -136,27 +128,25 @@ class Builder:
 
     def feed_forward(self, hidden: int, inner: int) -> Experts:
         """A dense FFN is one expert that every row takes."""
-        return self.add(
-            Experts(self._feed_forward("", hidden, inner), None, exact=self.options.exact_batching)
-        )
+        matrices = self._feed_forward("", hidden, inner)
+        return self.add(Experts(matrices, None, exact=self.options.exact_batching))
 
     def finish(self) -> None:
         """Reports every mistake, or loads every module."""
-        if self._missing:
-            self._fail(MalformedFileError, "is missing tensors its architecture needs", self._missing)
-        if self._misshapen:
-            self._fail(
-                MalformedFileError, "has tensors whose shape is not what its metadata says", self._misshapen
-            )
-        if self._unsupported:
-            self._fail(UnsupportedError, "has tensors in a format the CPU kernels lack", self._unsupported)
         leftover = [name for name in self._source.tensors if name not in self._used]
-        if leftover:
-            self._fail(
+        for error, what, names in (
+            (MalformedFileError, "is missing tensors its architecture needs", self._missing),
+            (MalformedFileError, "has tensors whose shape is not what its metadata says", self._misshapen),
+            (UnsupportedError, "has tensors in a format the CPU kernels lack", self._unsupported),
+            (
                 UnsupportedError,
-                "has tensors its architecture does not use, so its text would be wrong",
+                "has tensors its architecture does not use: its text would be wrong",
                 leftover,
-            )
+            ),
+        ):
+            if names:
+                shown = "; ".join(names[:8]) + (f"; and {len(names) - 8} more" if len(names) > 8 else "")
+                raise error(f"{self._source.path} {what}: {shown}")
         loader = Loader(self._source, self._progress)
         for name in self._ignored:
             loader.skip(self._source.tensors[name])
@@ -171,9 +161,7 @@ class Builder:
         )
 
     def _take(self, name: str, shape: tuple[int, ...], also: tuple[int, ...]) -> RawTensor:
-        """The tensor, in `shape`; a placeholder where there is none, since `finish` will refuse the file
-        anyway.
-        """
+        """The tensor, in `shape`; a placeholder where there is none: `finish` will refuse the file."""
         full = self._prefix + name
         raw = self._source.tensors.get(full)
         self._used.add(full)
@@ -183,10 +171,6 @@ class Builder:
         if _squeezed(raw.shape) not in (_squeezed(shape), _squeezed(also or shape)):
             self._misshapen.append(f"{full} is {list(raw.shape)}, needed {list(shape)}")
         return RawTensor(full, shape, raw.format, raw.data, raw.file, raw.aux)
-
-    def _fail(self, error: type[Exception], what: str, names: list[str]) -> NoReturn:
-        shown = "; ".join(names[:8]) + (f"; and {len(names) - 8} more" if len(names) > 8 else "")
-        raise error(f"{self._source.path} {what}: {shown}")
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,15 +9,12 @@ from isthmus.modules.loader import Loader
 from isthmus.native import ops
 from isthmus.weights.source import RawTensor
 
-Matrices = tuple[
-    RawTensor, RawTensor, RawTensor
-]  # gate [.., inner, hidden], up the same, down [.., hidden, inner]
+# gate [.., inner, hidden], up the same, down [.., hidden, inner]; routed ones begin with [experts, ..
+Matrices = tuple[RawTensor, RawTensor, RawTensor]
 
 
 class Experts:
-    """y[t] = residual[t] + sum_j weights[t, j] * expert_ids[t, j](x[t]) (+ shared_weight[t] *
-    shared(x[t])).
-    """
+    """y[t] = residual[t] + sum_j weights[t, j] expert[ids[t, j]](x[t]) (+ shared_weights[t] shared(x[t]))."""
 
     def __init__(self, routed: Matrices, shared: Matrices | None, *, exact: bool) -> None:
         self._raw = (routed, shared)

@@ -13,9 +13,7 @@ from isthmus.weights.source import RawTensor
 
 
 class Linear:
-    """y = W x (+ bias) (+ residual) for matrices that share x, outputs side by side; x is quantised once
-    for all.
-    """
+    """y = W x (+ bias) (+ residual): matrices over one x, outputs side by side; x is quantised once."""
 
     def __init__(
         self, weights: Sequence[RawTensor], biases: Sequence[RawTensor | None], *, exact: bool
@@ -26,17 +24,13 @@ class Linear:
         self.rows = sum(w.shape[-2] for w in weights)
 
     def load(self, loader: Loader) -> None:
-        self._biases = [
-            loader.vector(bias) if bias else None for _, bias in self._raw
-        ]  # native keeps addresses
+        self._biases = [loader.vector(bias) if bias else None for _, bias in self._raw]  # kept: addresses
         addresses = [bias.data_ptr() if bias is not None else None for bias in self._biases]
         self._native = ops.Linear([loader.pack(weight) for weight, _ in self._raw], addresses, self._exact)
         del self._raw
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [T, columns], rows may be strided; residual [T, rows] contiguous, added; returns a new [T,
-        rows].
-        """
+        """x [T, columns], rows may be strided; residual [T, rows] contiguous; returns a new [T, rows]."""
         tokens = x.shape[0]
         out = torch.empty(tokens, self.rows)
         self._native(
@@ -58,9 +52,7 @@ class HeadLinear:
         self._native = ops.HeadLinear(weights, exact)
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """x [T, heads, columns] and out [T, heads, rows], overwritten: views whose last dimension is
-        contiguous.
-        """
+        """x [T, heads, columns], out [T, heads, rows] overwritten: views with contiguous last dimensions."""
         self._native(
             x.data_ptr(),
             x.shape[0],

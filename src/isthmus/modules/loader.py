@@ -1,8 +1,7 @@
 """From a tensor's bytes in the file to what a module computes with: packed tiles or an fp32 vector.
 
 Every matrix is packed once, however many modules use it (a tied embedding is also the head), and the file's
-pages are given back as soon as they are consumed, so that loading needs the weights' size and not twice
-that.
+pages are given back as soon as they are consumed: loading needs the weights' size, not twice that.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def pack(raw: RawTensor) -> ops.PackedWeight:
     experts, rows, columns = (1, *raw.shape)[-3:]
     try:
         return ops.pack(raw.data, raw.format.ggml_id, experts, rows, columns)
-    except ValueError as error:  # a block's scale is Inf or NaN
+    except ValueError as error:  # a block's scale is Inf or NaN, or rows are no multiple of the block
         raise MalformedFileError(f"{raw.file}: tensor {raw.name}: {error}") from error
 
 

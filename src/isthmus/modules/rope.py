@@ -1,8 +1,8 @@
 """Rotary position embedding: the frequencies and scales, once per model. Applying them is a native operation.
 
 A pair (a, b) of a head's values at position p turns by the angle p * f_i. `interleaved` pairs are
-neighbours (2i, 2i+1): ggml's "norm" order, for which the llama converter permutes Q and K; otherwise (i, i
-+ dim/2), ggml's "neox".
+neighbours (2i, 2i + 1), ggml's "norm" order, for which the llama converter permutes Q and K; otherwise
+(i, i + dim / 2), ggml's "neox".
 
 YaRN follows arXiv 2309.00071 with transformers' rounding (modeling_rope_utils.py,
 _compute_yarn_parameters); GGUF adds its own conventions, noted at the functions.
@@ -53,8 +53,7 @@ def frequencies(config: RopeConfig, factors: Tensor | None = None) -> Tensor:
 def magnitude(config: RopeConfig) -> float:
     """What multiplies cos and sin: YaRN's attention temperature, except where `attention_scale` carries it.
 
-    With a log multiplier the file means mscale = mscale_all_dim, whose ratio is 1 (all DeepSeek and Kimi
-    models).
+    With a log multiplier the file means mscale = mscale_all_dim, a ratio of 1, as in all DeepSeek and Kimi.
     """
     if config.scaling != "yarn" or config.log_multiplier:
         return config.attention_factor
@@ -62,11 +61,9 @@ def magnitude(config: RopeConfig) -> float:
 
 
 def attention_scale(config: RopeConfig, head_dim: int) -> float:
-    """What multiplies q.k before the softmax: head_dim^-0.5, times mscale^2 where the file has a log
-    multiplier.
+    """What multiplies q.k before the softmax: head_dim^-0.5, times mscale^2 with a log multiplier.
 
-    GGUF stores 0.1 * mscale_all_dim, so mscale = 1 + multiplier * ln(factor)  (yarn_get_mscale in
-    DeepSeek's model).
+    GGUF stores 0.1 * mscale_all_dim; mscale = 1 + multiplier * ln(factor) is DeepSeek's yarn_get_mscale.
     """
     mscale = 1.0
     if config.scaling == "yarn":
@@ -75,9 +72,7 @@ def attention_scale(config: RopeConfig, head_dim: int) -> float:
 
 
 def _kept_share(config: RopeConfig) -> Tensor:
-    """1 where a pair turns often enough in the original context to keep its frequency, 0 where it is
-    interpolated.
-    """
+    """1 where a pair turns so often in the original context that it keeps its frequency, down to 0."""
 
     def pair_turning(rotations: float) -> float:
         turns = config.original_tokens / (rotations * 2 * math.pi)

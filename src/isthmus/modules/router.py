@@ -18,9 +18,6 @@ from isthmus.modules.loader import Loader
 from isthmus.native import ops, rows
 from isthmus.weights.source import RawTensor
 
-MAX_EXPERTS = 1024  # kMaxExperts and kMaxChosen of csrc/rows/args.h
-MAX_CHOSEN = 64
-
 
 @dataclass(frozen=True)
 class RouterConfig:
@@ -36,14 +33,15 @@ class RouterConfig:
 class Router:
     """ffn_gate_inp [experts, hidden], and exp_probs_b [experts]."""
 
-    def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None) -> None:
+    def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None, *, exact: bool) -> None:
         self.config = config
+        self._exact = exact
         self._raw = (gate, bias)
 
     def load(self, loader: Loader) -> None:
         gate, bias = self._raw
         c = self.config
-        self._gate = ops.Linear([loader.pack_f32(gate)])
+        self._gate = ops.Linear([loader.pack_f32(gate)], exact=self._exact)
         self._bias = loader.vector(bias) if bias else None
         self._choose = rows.Router(
             c.experts,
@@ -72,9 +70,10 @@ class Router:
 class SigmoidGate:
     """sigmoid(w . x) of each row: a router of one expert, always chosen."""
 
-    def __init__(self, weights: RawTensor) -> None:
+    def __init__(self, weights: RawTensor, *, exact: bool) -> None:
         """weights [1, hidden]."""
-        self._router = Router(RouterConfig("sigmoid", experts=1, top_k=1, normalise=False), weights, None)
+        config = RouterConfig("sigmoid", experts=1, top_k=1, normalise=False)
+        self._router = Router(config, weights, None, exact=exact)
 
     def load(self, loader: Loader) -> None:
         self._router.load(loader)
