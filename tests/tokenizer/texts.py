@@ -1,0 +1,38 @@
+"""Texts that tell tokenizers apart: scripts, emoji, code, white space, numbers, contractions."""
+
+# ruff: noqa: RUF001 (letters that look alike are the point)
+
+TEXTS = {
+    "english": "The quick brown fox doesn't jump; it's lazy, they'll say. WE'VE SEEN IT'S TRUE, I'm told.",
+    "capitals": "HTTPServer parseJSON XMLHttpRequest iPhone McDonald's ALLCAPS'D",
+    "french": "Où est le garçon ? L'été, c'était déjà fini à l'œuvre.",
+    "german": "Größenordnung: Straße, Fußgängerübergänge, ÄÖÜß und 3,5 km/h.",
+    "turkish": "İstanbul'da ışıklar söndü, çığlık.",
+    "greek": "Η γρήγορη αλεπού ᾄδει ὦ ἄνδρες.",
+    "russian": "Съешь же ещё этих мягких французских булок, да выпей чаю. Всё!",
+    "arabic": "الذكاء الاصطناعي يُغيّر العالم، أليس كذلك؟ ١٢٣",
+    "hebrew": "שָׁלוֹם עולם, מה שלומך?",
+    "hindi": "नमस्ते दुनिया, क्षत्रिय और ज्ञान — १२३४५।",
+    "thai": "สวัสดีครับ น้ำใจ ๑๒๓",
+    "korean": "안녕하세요 세계! 한국어 띄어쓰기는 어렵다.",
+    "chinese": "深度学习模型，你好！今天是2024年5月1日。繁體字與简体字。",
+    "japanese": "こんにちは、カタカナとひらがなと漢字。ｶﾀｶﾅ１２３",
+    "mixed han": "GPT模型abc中文English混排 한글中文",
+    "emoji": "👩‍🚀 👨‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪 ☃️ ❤️‍🔥!",
+    "decomposed": "re\u0301sume\u0301 cafe\u0301 n\u0303 \u0915\u094d\u0937",
+    "code": "def f(x: int):\n\treturn [x**2 for x in range(10) if x != 3]  # ok?\n\n\nclass A:\n    pass\n",
+    "c": '#include <stdio.h>\r\nint main(void){printf("%d\\n",0x1F&~3);return 0;}\r\n',
+    "json": '{"a": [1, 2.5e-10, null], "b": {"c": "\\u00e9"}}',
+    "url": "https://example.com/a/b?c=d&e=%20f#g user@example.org",
+    "spaces": "a  b   c    d\te\t\tf \t g\u00a0h\u3000i   ",
+    "leading spaces": "   three before",
+    "newlines": "one\ntwo\n\nthree\n\n\n\nfour\r\nfive \n six\n ",
+    "only spaces": "      ",
+    "only newline": "\n",
+    "numbers": "0 1 12 123 1234 12345 1234567 3.14159 1,000,000 2024-05-01 007 ½ ² Ⅷ",
+    "punctuation": "!!! ... ??? --- === <<>> (([[{{}}]])) \"'`´ “quoted” ‘x’ …—–",
+    "contractions": "I'll you're he's we've I'm they'd can't 'S 'T 'RE 'Ve 'LL rock'n'roll",
+    "control": "nul \x00 bell \x07 esc \x1b del \x7f",
+    "byte order mark": "\ufeffstart\u200bzero\u200d",
+    "letter run": "a" * 300,
+}
