@@ -1,8 +1,8 @@
 // The product kernels one by one, for their tests: any instruction set and driver, one call, one thread.
-#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -17,9 +17,8 @@
 
 namespace nb = nanobind;
 
+namespace isthmus {
 namespace {
-
-using namespace isthmus;
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -138,7 +137,7 @@ nb::object formats() {
 
 }  // namespace
 
-void isthmus::bind_kernels(nb::module_& m) {
+void bind_kernels(nb::module_& m) {
   nb::module_ k = m.def_submodule("kernels", "Single product kernels, for tests.");
   k.def("formats", &formats, "{ggml id: (name, block columns, block bytes, policy)}");
   k.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("columns"), nb::arg("file"));
@@ -157,3 +156,5 @@ void isthmus::bind_kernels(nb::module_& m) {
     return all;
   });
 }
+
+}  // namespace isthmus

@@ -31,14 +31,14 @@ void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, 
       const i32v start = set1_i32(kSignedPanel<F> ? -128 * (p[0] + p[1] + p[2] + p[3]) : 0);
       for (int s = 0; s < kStrips; ++s) dots[r][s] = start;
     });
-    unroll<16>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+#pragma GCC unroll 2
+    for (int g = 0; g < 16; ++g) {
       u8v u[kStrips];
       for (int s = 0; s < kStrips; ++s) u[s] = load_u8(panel[s].codes + 64 * g);
-      unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
-        constexpr int r = i / kStrips, s = i % kStrips;
-        dots[r][s] = dot<255>(dots[r][s], u[s], codes + 64 * r + 4 * g);
-      });
-    });
+      ISTHMUS_ROWS(R) {
+        for (int s = 0; s < kStrips; ++s) dots[r][s] = dot<255>(dots[r][s], u[s], codes + 64 * r + 4 * g);
+      }
+    }
     unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
       constexpr int r = i / kStrips, s = i % kStrips;
       acc[r][s] = fold<F>(dots[r][s], panel[s], sums + 4 * r, x.scales[place + r], acc[r][s]);
@@ -73,26 +73,22 @@ void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView&
 }
 
 template <class F>
-void gemm(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
-          int64_t y_stride, void* scratch) {
-  if constexpr (F::policy == Policy::Int8) {
-    const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
-    auto* panel = static_cast<PanelStep*>(scratch);
-    for (int64_t strip = strip_begin; strip < strip_end;) {
-      const uint8_t* tiles = w.data + strip * strip_bytes;
-      float* out = y + (strip - strip_begin) * kStripRows;
-      const int strips = strip_end - strip < kGemmStrips ? 1 : kGemmStrips;
-      const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
-      const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
-      if (strips == kGemmStrips) {
-        gemm_panel<F, kGemmStrips>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
-      } else {
-        gemm_panel<F, 1>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
-      }
-      strip += strips;
+void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+               int64_t y_stride, void* scratch) {
+  const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
+  auto* panel = static_cast<PanelStep*>(scratch);
+  for (int64_t strip = strip_begin; strip < strip_end;) {
+    const uint8_t* tiles = w.data + strip * strip_bytes;
+    float* out = y + (strip - strip_begin) * kStripRows;
+    const int strips = strip_end - strip < kGemmStrips ? 1 : kGemmStrips;
+    const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
+    const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+    if (strips == kGemmStrips) {
+      gemm_panel<F, kGemmStrips>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
+    } else {
+      gemm_panel<F, 1>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
     }
-  } else {
-    gemv<F>(w, x, strip_begin, strip_end, y, y_stride);
+    strip += strips;
   }
 }
 

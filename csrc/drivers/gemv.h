@@ -10,6 +10,9 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+// A loop over R rows that disappears: arrays over r become registers.
+#define ISTHMUS_ROWS(R) _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r)
+
 // Every line of w is fetched this far ahead: without it a core gets half to three quarters of its read
 // bandwidth.
 constexpr int kPrefetchBytes = 4096;
@@ -40,22 +43,16 @@ ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
     constexpr int kFrom = 32 * kHalf + kColumns * j;
     i32v dots[R];
-    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-      dots[r] = set1_i32(F::zero == 0 ? 0 : -F::zero * x.sum<kFrom, kColumns>(r));
-    });
+    ISTHMUS_ROWS(R) dots[r] = set1_i32(F::zero == 0 ? 0 : -F::zero * x.sum<kFrom, kColumns>(r));
     unroll<kColumns / 4>([&](auto g) ISTHMUS_INLINE_LAMBDA {
       const u8v u = step.template codes<kHalf, kColumns / 4 * j + g>();
-      unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-        dots[r] = dot<F::max_code>(dots[r], u, x.codes + 64 * r + kFrom + 4 * g);
-      });
+      ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u, x.codes + 64 * r + kFrom + 4 * g);
     });
     const f32v scale = step.template scale<kHalf, j>();
-    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { t[r] = fma(scale, to_f32(dots[r]), t[r]); });
+    ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[r]), t[r]);
     if constexpr (F::has_addend) {
       const f32v addend = step.template addend<kHalf, j>();
-      unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-        t[r] = fma(addend, set1(static_cast<float>(x.sum<kFrom, kColumns>(r))), t[r]);
-      });
+      ISTHMUS_ROWS(R) t[r] = fma(addend, set1(static_cast<float>(x.sum<kFrom, kColumns>(r))), t[r]);
     }
   });
 }
@@ -63,21 +60,20 @@ ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
 template <class F, int R>
 void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y, int64_t y_stride,
                 int lanes) {
-  constexpr int kStepBytes = kStripRows * F::block_bytes * 64 / F::block_columns;
   f32v acc[R];
-  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { acc[r] = zero(); });
+  ISTHMUS_ROWS(R) acc[r] = zero();
   XStep at = {x.codes + int64_t{64} * row, x.sums + int64_t{4} * row, x.scales + row};
   for_each_step<F>(strip, x.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
-    prefetch_ahead<kStepBytes>(step.tile[0] + step.template chunk<0>() / 2 * kStepBytes);
+    prefetch_ahead<kStepBytes<F>>(step.share);
     f32v t[R];
-    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { t[r] = zero(); });
+    ISTHMUS_ROWS(R) t[r] = zero();
     unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA { add_half_step<F, R, half>(step, at, t); });
-    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { acc[r] = fma(set1(at.scales[r]), t[r], acc[r]); });
+    ISTHMUS_ROWS(R) acc[r] = fma(set1(at.scales[r]), t[r], acc[r]);
     at.codes += int64_t{64} * x.pitch;
     at.sums += int64_t{4} * x.pitch;
     at.scales += x.pitch;
   });
-  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { store_part(y + r * y_stride, acc[r], lanes); });
+  ISTHMUS_ROWS(R) store_part(y + r * y_stride, acc[r], lanes);
 }
 
 // The float formats: y = sum over k of x[k] w[k], fp32 fma; even and odd columns in sums of their own, added
@@ -85,16 +81,15 @@ void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y
 template <class F, int R>
 void gemv_strip_float(const uint8_t* strip, const ActivationView& x, int row, float* y, int64_t y_stride,
                       int lanes) {
-  constexpr int kTileBytes = kStripRows * F::block_bytes;
-  constexpr int kPairBytes = F::block_columns == 2 ? kTileBytes : 2 * kTileBytes;
+  constexpr int kPairBytes = F::block_columns == 2 ? kTileBytes<F> : 2 * kTileBytes<F>;
   const float* values = x.values + row * x.stride;
   f32v even[R], odd[R];
-  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { even[r] = odd[r] = zero(); });
+  ISTHMUS_ROWS(R) even[r] = odd[r] = zero();
   int64_t k = 0;
   for (; k + 2 <= x.columns; k += 2) {
     prefetch_ahead<kPairBytes>(strip);
     const f32v w0 = F::template column<0>(strip);
-    const f32v w1 = F::template column<F::block_columns - 1>(strip + kPairBytes - kTileBytes);
+    const f32v w1 = F::template column<F::block_columns - 1>(strip + kPairBytes - kTileBytes<F>);
     unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
       even[r] = fma(set1(values[r * x.stride + k]), w0, even[r]);
       odd[r] = fma(set1(values[r * x.stride + k + 1]), w1, odd[r]);
@@ -106,7 +101,7 @@ void gemv_strip_float(const uint8_t* strip, const ActivationView& x, int row, fl
     unroll<R>([&](auto r)
                   ISTHMUS_INLINE_LAMBDA { even[r] = fma(set1(values[r * x.stride + k]), w0, even[r]); });
   }
-  unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { store_part(y + r * y_stride, add(even[r], odd[r]), lanes); });
+  ISTHMUS_ROWS(R) store_part(y + r * y_stride, add(even[r], odd[r]), lanes);
 }
 
 template <class F, int R>
@@ -135,9 +130,7 @@ void gemv(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int
         gemv_rows<F, kGemvRows >= 8 ? 8 : 1>(tiles, x, row, out, y_stride, lanes), row += 8;
       } else if (left >= 4) {
         gemv_rows<F, 4>(tiles, x, row, out, y_stride, lanes), row += 4;
-      } else if (left == 3) {
-        gemv_rows<F, 3>(tiles, x, row, out, y_stride, lanes), row += 3;
-      } else if (left == 2) {
+      } else if (left >= 2) {
         gemv_rows<F, 2>(tiles, x, row, out, y_stride, lanes), row += 2;
       } else {
         gemv_rows<F, 1>(tiles, x, row, out, y_stride, lanes), row += 1;

@@ -38,33 +38,38 @@ inline void quantize_row(const float* x, int64_t columns, int row, int pitch, in
 // Row `row` of w. s * (u - zero) is exact in fp32, so only adding the addend rounds.
 template <class F>
 void dequantize_row(const MatrixView& w, int64_t row, float* out) {
-  constexpr int kTileBytes = kStripRows * F::block_bytes;
   const int64_t tiles = w.columns / F::block_columns;
-  const uint8_t* tile = w.data + row / kStripRows * tiles * kTileBytes;
+  const uint8_t* tile = w.data + row / kStripRows * tiles * kTileBytes<F>;
   const int lane = static_cast<int>(row % kStripRows);
-  alignas(64) float lanes[16];
-  const auto pick = [&](f32v v) {
-    store(lanes, v);
-    return lanes[lane];
-  };
+  float lanes[16];
   if constexpr (F::policy == Policy::Int8) {
     for_each_step<F>(tile, w.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
-      unroll<8 * halves>([&](auto g) ISTHMUS_INLINE_LAMBDA {
-        constexpr int kHalf = g / 8, kScale = g % 8 * 4 / F::scale_columns;
-        const float scale = pick(step.template scale<kHalf, kScale>());
-        alignas(64) uint8_t codes[64];
-        store_u8(codes, step.template codes<kHalf, g % 8>());
-        for (int i = 0; i < 4; ++i) {
-          *out = scale * static_cast<float>(codes[4 * lane + i] - F::zero);
-          if constexpr (F::has_addend) *out += pick(step.template addend<kHalf, kScale>());
-          ++out;
+      unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
+        uint8_t codes[8][16][4];
+        float scales[32 / F::scale_columns], addends[32 / F::scale_columns];
+        unroll<8>([&](auto g)
+                      ISTHMUS_INLINE_LAMBDA { store_u8(codes[g][0], step.template codes<half, g>()); });
+        unroll<32 / F::scale_columns>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+          store(lanes, step.template scale<half, j>());
+          scales[j] = lanes[lane];
+          if constexpr (F::has_addend) {
+            store(lanes, step.template addend<half, j>());
+            addends[j] = lanes[lane];
+          }
+        });
+        for (int k = 0; k < 32; ++k) {
+          out[k] = scales[k / F::scale_columns] * static_cast<float>(codes[k / 4][lane][k % 4] - F::zero);
+          if constexpr (F::has_addend) out[k] += addends[k / F::scale_columns];
         }
+        out += 32;
       });
     });
   } else {
-    for (int64_t i = 0; i < tiles; ++i, tile += kTileBytes) {
-      unroll<F::block_columns>([&](auto c)
-                                   ISTHMUS_INLINE_LAMBDA { *out++ = pick(F::template column<c>(tile)); });
+    for (int64_t i = 0; i < tiles; ++i, tile += kTileBytes<F>) {
+      unroll<F::block_columns>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+        store(lanes, F::template column<c>(tile));
+        *out++ = lanes[lane];
+      });
     }
   }
 }

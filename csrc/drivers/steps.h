@@ -6,12 +6,14 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-// One step: its halves of 32 columns, each a tile, the tile's opened scales, and a chunk number inside the
-// tile that is a compile-time constant. Q = step within the tile.
+// One step: its halves of 32 columns, each a tile, the tile's opened scales, and where in the tile it is:
+// `part` and the compile-time chunk of 32 columns inside the part. Q = step within the part.
 template <class F, int Q>
 struct Step {
   const uint8_t* tile[2];
   const typename F::Scales* scales[2];
+  int part;
+  const uint8_t* share;  // the step's share of the tile's bytes, for prefetching
 
   static constexpr int kScalesPerHalf = 32 / F::scale_columns;
   template <int Half>
@@ -20,42 +22,55 @@ struct Step {
   }
   template <int Half, int G>
   ISTHMUS_INLINE u8v codes() const {
-    return F::template codes<chunk<Half>(), G>(tile[Half]);
+    return F::template codes<chunk<Half>(), G>(tile[Half], part);
   }
   // J = scale within the half
   template <int Half, int J>
+  ISTHMUS_INLINE int scale_index() const {
+    return (part * (F::part_columns / 32) + chunk<Half>()) * kScalesPerHalf + J;
+  }
+  template <int Half, int J>
   ISTHMUS_INLINE f32v scale() const {
-    return F::scale(*scales[Half], chunk<Half>() * kScalesPerHalf + J);
+    return F::scale(*scales[Half], scale_index<Half, J>());
   }
   template <int Half, int J>
   ISTHMUS_INLINE f32v addend() const {
-    return F::addend(*scales[Half], chunk<Half>() * kScalesPerHalf + J);
+    return F::addend(*scales[Half], scale_index<Half, J>());
   }
 };
+
+template <class F>
+constexpr int kTileBytes = kStripRows * F::block_bytes;
+template <class F>
+constexpr int kStepBytes = kTileBytes<F> * 64 / F::block_columns;  // on average
 
 // Calls fn(step, halves) for each step of `columns` columns that start at `tiles`; halves is Int<2>, or
 // Int<1> in a last step of 32 columns.
 template <class F, class Fn>
 ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t columns, const Fn& fn) {
-  constexpr int kTileBytes = kStripRows * F::block_bytes;
   if constexpr (F::block_columns == 32) {
     for (int64_t pairs = columns / 64; pairs > 0; --pairs) {
-      const typename F::Scales first = F::open(tiles), second = F::open(tiles + kTileBytes);
-      fn(Step<F, 0>{{tiles, tiles + kTileBytes}, {&first, &second}}, Int<2>{});
-      tiles += 2 * kTileBytes;
+      const uint8_t* other = tiles + kTileBytes<F>;
+      const typename F::Scales scales[2] = {F::open(tiles), F::open(other)};
+      fn(Step<F, 0>{{tiles, other}, {&scales[0], &scales[1]}, 0, tiles}, Int<2>{});
+      tiles += 2 * kTileBytes<F>;
     }
     if (columns % 64 != 0) {
       const typename F::Scales only = F::open(tiles);
-      fn(Step<F, 0>{{tiles, tiles}, {&only, &only}}, Int<1>{});
+      fn(Step<F, 0>{{tiles, tiles}, {&only, &only}, 0, tiles}, Int<1>{});
     }
   } else {
-    static_assert(F::block_columns % 64 == 0);
+    constexpr int kSteps = F::part_columns / 64;
+    static_assert(F::block_columns % F::part_columns == 0 && F::part_columns % 64 == 0);
     for (int64_t blocks = columns / F::block_columns; blocks > 0; --blocks) {
       const typename F::Scales scales = F::open(tiles);
-      unroll<F::block_columns / 64>([&](auto q) ISTHMUS_INLINE_LAMBDA {
-        fn(Step<F, q>{{tiles, tiles}, {&scales, &scales}}, Int<2>{});
-      });
-      tiles += kTileBytes;
+      for (int part = 0; part < F::block_columns / F::part_columns; ++part) {
+        unroll<kSteps>([&](auto q) ISTHMUS_INLINE_LAMBDA {
+          const uint8_t* share = tiles + (part * kSteps + q) * kStepBytes<F>;
+          fn(Step<F, q>{{tiles, tiles}, {&scales, &scales}, part, share}, Int<2>{});
+        });
+      }
+      tiles += kTileBytes<F>;
     }
   }
 }

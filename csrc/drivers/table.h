@@ -11,6 +11,18 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+template <class F>
+void gemm(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+          int64_t y_stride, void* scratch) {
+  if constexpr (F::policy == Policy::Int8) {
+    gemm_int8<F>(w, x, strip_begin, strip_end, y, y_stride, scratch);
+  } else if constexpr (F::policy == Policy::Bf16) {
+    gemm_bf16<F>(w, x, strip_begin, strip_end, y, y_stride, scratch);
+  } else {
+    gemv<F>(w, x, strip_begin, strip_end, y, y_stride);
+  }
+}
+
 struct FormatKernels {
   decltype(MatmulKernels::gemv) gemv;
   decltype(MatmulKernels::gemm) gemm;

@@ -40,4 +40,7 @@ ISTHMUS_INLINE u8v move_bit(u8v v) {
                  set1_u8(1 << kTo));
 }
 
+// Which bit of each byte of a bit lane (core/layout.h) belongs to columns 4 g .. 4 g + 3 of the 32.
+constexpr int lane_bit(int g) { return g / 2 + 4 * (g % 2); }
+
 }  // namespace isthmus::ISTHMUS_ISA

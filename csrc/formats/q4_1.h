@@ -19,7 +19,7 @@ struct Format<3> {
   static constexpr Field fields[] = {half_scale(0), half_scale(2), vector_field(4, 4)};
   static_assert(fields_cover(fields, block_bytes));
 
-  static constexpr int zero = 0, max_code = 15, scale_columns = 32;
+  static constexpr int zero = 0, max_code = 15, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = true;
 
   struct Scales {
@@ -30,7 +30,7 @@ struct Format<3> {
   static ISTHMUS_INLINE f32v addend(const Scales& s, int) { return s.m; }
 
   template <int C, int G>
-  static ISTHMUS_INLINE u8v codes(const uint8_t* tile) {
+  static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
     return nibbles<G / 4>(tile + 64 + 64 * (G % 4));
   }
 };

@@ -17,7 +17,7 @@ struct Format<8> {
   static constexpr Field fields[] = {half_scale(0), vector_field(2, 8)};
   static_assert(fields_cover(fields, block_bytes));
 
-  static constexpr int zero = 128, max_code = 255, scale_columns = 32;
+  static constexpr int zero = 128, max_code = 255, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
 
   struct Scales {
@@ -27,7 +27,7 @@ struct Format<8> {
   static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
-  static ISTHMUS_INLINE u8v codes(const uint8_t* tile) {
+  static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
     return bit_xor(load_u8(tile + 32 + 64 * G), set1_u8(128));
   }
 };

@@ -1,7 +1,8 @@
 #define ISTHMUS_ISA amx
 #include "simd/avx512.h"
 // after the vocabulary
-#include "drivers/gemm_simd.h"
+#include "drivers/gemm_amx.h"
+#include "drivers/gemm_bf16_amx.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
 #include "rows/rows.h"
@@ -9,7 +10,8 @@
 namespace isthmus {
 
 const KernelTable& amx_table() {
-  static constexpr KernelTable table = {"amx", amx::matmul_kernels([] {}), amx::row_kernels()};
+  static constexpr KernelTable table = {"amx", amx::matmul_kernels(&amx::load_tile_config),
+                                        amx::row_kernels()};
   return table;
 }
 

@@ -1,6 +1,7 @@
 #define ISTHMUS_ISA scalar
 #include "simd/scalar.h"
 // after the vocabulary
+#include "drivers/gemm_bf16_simd.h"
 #include "drivers/gemm_simd.h"
 #include "drivers/table.h"
 #include "isa/tables.h"

@@ -27,6 +27,7 @@ ISTHMUS_INLINE u8v set1_u8(uint8_t x) {
   const __m256i v = _mm256_set1_epi8(static_cast<char>(x));
   return {v, v};
 }
+ISTHMUS_INLINE u8v as_u8(i32v a) { return {a.lo, a.hi}; }
 ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) {
   return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }
@@ -43,6 +44,10 @@ template <int N>
 ISTHMUS_INLINE u8v shift_left(u8v a) {
   if constexpr (N == 0) return a;
   return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
+}
+ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) {
+  const __m256i count = _mm256_set1_epi32(n);
+  return {_mm256_srlv_epi32(a.lo, count), _mm256_srlv_epi32(a.hi, count)};
 }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
 

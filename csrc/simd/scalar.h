@@ -29,6 +29,7 @@ ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
 }
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { memcpy(p, &a.v, sizeof a.v); }
 ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {x * 0x01010101u + u32x16{}}; }
+ISTHMUS_INLINE u8v as_u8(i32v a) { return {(u32x16)a.v}; }
 ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) { return {a.v & b.v}; }
 ISTHMUS_INLINE u8v bit_or(u8v a, u8v b) { return {a.v | b.v}; }
 ISTHMUS_INLINE u8v bit_xor(u8v a, u8v b) { return {a.v ^ b.v}; }
@@ -40,6 +41,7 @@ template <int N>
 ISTHMUS_INLINE u8v shift_left(u8v a) {
   return {a.v << N};
 }
+ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) { return {a.v >> n}; }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) {  // per byte, wraps
   constexpr uint32_t top = 0x80808080u;    // borrow stays inside a byte
   return {((a.v | top) - (b.v & ~top)) ^ ((a.v ^ ~b.v) & top)};

@@ -1,0 +1,219 @@
+// GEMM on AMX: int8 tile products over the requantised panel.
+//
+// 32 rows of x and 2 strips of w are 2 x 2 tiles of sums. One tile product covers a step of 64 columns; while
+// the unit multiplies a step, the vector ports turn the sums of the step before into fp32.
+#pragma once
+
+#include "core/tuning.h"
+#include "drivers/gemv.h"
+#include "drivers/panel.h"
+#include "drivers/tiles.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kSliceSteps = 8;  // 512 columns: a panel of 21 KB, which stays in L1 beside 16 KB of x
+
+// Memory of one call: the panel, and of one block of 32 x 32 outputs the sums of two steps, and the fp32
+// sums.
+struct GemmScratch {
+  PanelStep panel[kSliceSteps][2];
+  int32_t sums[2][2][2][16][16];  // [step parity][tile of x][strip][row][lane]
+  float acc[2][2][16][16];        // [tile of x][strip][row][lane]
+  float x_sums[2][32][4];         // [step parity]: sums of x per 32 columns stand at 0 and 2, per 16 at 0..3
+};
+static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
+
+// What one call multiplies: 16 * kTiles rows of x from `row` on (`rows` of them real) and the strips of a
+// panel.
+struct GemmBlock {
+  const ActivationView* x;
+  int row, rows;
+  int64_t first_step, steps;
+  float* y;
+  int64_t y_stride;
+  int lanes;               // of the last strip
+  const uint8_t* next[2];  // the strips' bytes that the next panel is made of
+  int64_t next_bytes_per_step;
+};
+
+// The sums of 32 rows as fp32, so that the fold reads them by broadcast.
+template <class F>
+ISTHMUS_INLINE void convert_sums(const int32_t* sums, int rows, float (*out)[4]) {
+  if constexpr (F::has_addend) {
+    for (int i = 0; i < rows * 4; i += 16) {
+      __m512i v = _mm512_loadu_si512(sums + i);
+      if (F::scale_columns == 32) v = _mm512_add_epi32(v, _mm512_srli_epi64(v, 32));
+      _mm512_storeu_ps(&out[0][0] + i, _mm512_cvtepi32_ps(v));
+    }
+  }
+}
+
+// acc += dx * (S * sums + addends * x_sums), the arithmetic of fold() in panel.h, for the real rows of one
+// tile.
+template <class F>
+ISTHMUS_INLINE void fold_tile(const int32_t (*sums)[16], const PanelStep& w, const float (*x_sums)[4],
+                              const float* dx, int rows, float (*acc)[16]) {
+  constexpr int kAddends = F::has_addend ? 64 / F::scale_columns : 0;
+  const f32v scale = load(w.scale);
+  f32v addends[kAddends + 1];
+  unroll<kAddends>([&](auto j) ISTHMUS_INLINE_LAMBDA { addends[j] = load(w.addends[j]); });
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+    f32v t = mul(scale, to_f32(load(sums[r])));
+    unroll<kAddends>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+      t = fma(addends[j], set1(x_sums[r][j * F::scale_columns / 16]), t);
+    });
+    store(acc[r], fma(set1(dx[r]), t, load(acc[r])));
+  }
+}
+
+ISTHMUS_INLINE int tile_rows(int rows, int tile) {
+  const int left = rows - 16 * tile;
+  return left < 0 ? 0 : left > 16 ? 16 : left;
+}
+
+template <int kTiles, int kStrips>
+void load_acc(const GemmBlock& b, GemmScratch& s) {
+  for (int t = 0; t < kTiles; ++t) {
+    for (int n = 0; n < kStrips; ++n) {
+      for (int r = 0; r < tile_rows(b.rows, t); ++r) {
+        const float* from = b.y + (16 * t + r) * b.y_stride + 16 * n;
+        const int lanes = n == kStrips - 1 ? b.lanes : 16;
+        store(s.acc[t][n][r], b.first_step == 0 ? zero() : load_part(from, lanes));
+      }
+    }
+  }
+}
+
+template <int kTiles, int kStrips>
+void store_acc(const GemmBlock& b, const GemmScratch& s) {
+  for (int t = 0; t < kTiles; ++t) {
+    for (int n = 0; n < kStrips; ++n) {
+      for (int r = 0; r < tile_rows(b.rows, t); ++r) {
+        const int lanes = n == kStrips - 1 ? b.lanes : 16;
+        store_part(b.y + (16 * t + r) * b.y_stride + 16 * n, load(s.acc[t][n][r]), lanes);
+      }
+    }
+  }
+}
+
+// C tiles 0..3 are [tile of x][strip], 4 and 5 x, 6 and 7 w.
+#define ISTHMUS_PRODUCT(c, a, b)   \
+  if constexpr (kSignedPanel<F>) { \
+    _tile_dpbssd(c, a, b);         \
+  } else {                         \
+    _tile_dpbsud(c, a, b);         \
+  }
+
+template <class F, int kTiles, int kStrips>
+void gemm_block(const GemmBlock& b, GemmScratch& s) {
+  const ActivationView& x = *b.x;
+  load_acc<kTiles, kStrips>(b, s);
+  // Folds one tile of the step before; step 0 has none.
+  const auto fold = [&](int64_t step, int tile, int strip) ISTHMUS_INLINE_LAMBDA {
+    if (step < 0) return;
+    const int parity = step & 1;
+    fold_tile<F>(s.sums[parity][tile][strip], s.panel[step][strip], s.x_sums[parity] + 16 * tile,
+                 x.scales + (b.first_step + step) * x.pitch + b.row + 16 * tile, tile_rows(b.rows, tile),
+                 s.acc[tile][strip]);
+  };
+  publish();
+  for (int64_t step = 0; step < b.steps; ++step) {
+    const int64_t place = (b.first_step + step) * x.pitch + b.row;
+    const int8_t* codes = x.codes + place * 64;
+    const int parity = step & 1;
+    _tile_zero(0);
+    _tile_loadd(4, codes, 64);
+    _tile_loadd(6, s.panel[step][0].codes, 64);
+    ISTHMUS_PRODUCT(0, 4, 6)
+    _tile_stored(0, s.sums[parity][0][0], 64);
+    fold(step - 1, 0, 0);
+    if constexpr (kStrips == 2) {
+      _tile_zero(1);
+      _tile_loadd(7, s.panel[step][1].codes, 64);
+      ISTHMUS_PRODUCT(1, 4, 7)
+      _tile_stored(1, s.sums[parity][0][1], 64);
+      fold(step - 1, 0, 1);
+    }
+    if constexpr (kTiles == 2) {
+      _tile_zero(2);
+      _tile_loadd(5, codes + 1024, 64);
+      ISTHMUS_PRODUCT(2, 5, 6)
+      _tile_stored(2, s.sums[parity][1][0], 64);
+      fold(step - 1, 1, 0);
+      if constexpr (kStrips == 2) {
+        _tile_zero(3);
+        ISTHMUS_PRODUCT(3, 5, 7)
+        _tile_stored(3, s.sums[parity][1][1], 64);
+        fold(step - 1, 1, 1);
+      }
+    }
+    convert_sums<F>(x.sums + place * 4, 16 * kTiles, s.x_sums[parity]);
+    for (int n = 0; n < kStrips; ++n) {
+      const uint8_t* next = b.next[n] + step * b.next_bytes_per_step;
+      for (int64_t i = 0; i < b.next_bytes_per_step; i += 64) prefetch(next + i);
+    }
+  }
+  for (int t = 0; t < kTiles; ++t) {
+    for (int n = 0; n < kStrips; ++n) fold(b.steps - 1, t, n);
+  }
+  store_acc<kTiles, kStrips>(b, s);
+}
+
+#undef ISTHMUS_PRODUCT
+
+template <class F, int kStrips>
+void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, float* y,
+                int64_t y_stride, int lanes, GemmScratch& s) {
+  constexpr int64_t kSliceColumns = kSliceSteps * 64,
+                    kSliceBytes = kSliceColumns / F::block_columns * 16 * F::block_bytes;
+  for (int64_t k = 0; k < x.columns; k += kSliceColumns) {
+    const int64_t columns = x.columns - k < kSliceColumns ? x.columns - k : kSliceColumns;
+    const uint8_t* slice = tiles + k / kSliceColumns * kSliceBytes;
+    for (int n = 0; n < kStrips; ++n) fill_panel<F, 0, 2>(slice + n * strip_bytes, columns, &s.panel[0][n]);
+    const bool last = k + columns == x.columns;
+    const uint8_t* next = last ? tiles + kStrips * strip_bytes : slice + kSliceBytes;
+    GemmBlock block = {&x,
+                       0,
+                       0,
+                       k / 64,
+                       (columns + 63) / 64,
+                       y,
+                       y_stride,
+                       lanes,
+                       {next, next + strip_bytes},
+                       kSliceBytes / kSliceSteps};
+    for (int row = 0; row < x.rows; row += 32) {
+      block.row = row;
+      block.rows = x.rows - row < 32 ? x.rows - row : 32;
+      block.y = y + row * y_stride;
+      if (block.rows > 16) {
+        gemm_block<F, 2, kStrips>(block, s);
+      } else {
+        gemm_block<F, 1, kStrips>(block, s);
+      }
+      block.next_bytes_per_step = 0;  // fetched once
+    }
+  }
+}
+
+template <class F>
+void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
+               int64_t y_stride, void* scratch) {
+  const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
+  auto& s = *static_cast<GemmScratch*>(scratch);
+  for (int64_t strip = strip_begin; strip < strip_end; strip += 2) {
+    const uint8_t* tiles = w.data + strip * strip_bytes;
+    float* out = y + (strip - strip_begin) * kStripRows;
+    const int strips = strip_end - strip < 2 ? 1 : 2;
+    const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
+    const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+    if (strips == 2) {
+      gemm_panel<F, 2>(tiles, strip_bytes, x, out, y_stride, lanes, s);
+    } else {
+      gemm_panel<F, 1>(tiles, strip_bytes, x, out, y_stride, lanes, s);
+    }
+  }
+}
+
+}  // namespace isthmus::ISTHMUS_ISA

@@ -1,0 +1,48 @@
+// Q6_K: w = d s[j] (q - 32), q in 0..63, s signed 8 bits, j = column / 16.
+//
+//   tile of 16 x 256, 3360 bytes               | at   | bytes | lanes           | file byte
+//   d                                          |    0 |    32 | 16 fp16         | 208
+//   scales[j], j = 0..15                       |   32 |   256 | 16 bytes each   | 192
+//   H[h][g]: qh[32h + 4g + i], h = 0..1        |  288 |  1024 | 64-byte vectors | 128
+//   V[h][p][g]: ql[64h + 32p + 4g + i], p = 0..1| 1312 | 2048 | 64-byte vectors | 0
+//   columns 128h + 32s + 4g..: s = 0, 1 the low nibbles of p = 0, 1; s = 2, 3 the high ones; bits 2s, 2s + 1
+//   of H above
+#pragma once
+
+#include "formats/common.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+template <>
+struct Format<14> {
+  static constexpr const char* name = "q6_k";
+  static constexpr Policy policy = Policy::Int8;
+  static constexpr int block_columns = 256, block_bytes = 210;
+  static constexpr Field fields[] = {half_scale(208), byte_field(192, 16), vector_field(128, 16),
+                                     vector_field(0, 32)};
+  static_assert(fields_cover(fields, block_bytes));
+
+  static constexpr int zero = 32, max_code = 63, part_columns = 128, scale_columns = 16;
+  static constexpr bool has_addend = false;
+
+  struct Scales {
+    f32v d;
+    const uint8_t* s;  // [16][16 rows], signed
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile), tile + 32}; }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
+    return mul(s.d, to_f32(widen_s8(s.s + 16 * j)));
+  }
+
+  template <int C, int G>
+  static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
+    constexpr int s = C;
+    const u8v low = nibbles<s / 2>(tile + 1312 + 1024 * part + 512 * (s % 2) + 64 * G);
+    const u8v high = load_u8(tile + 288 + 512 * part + 64 * G);
+    const u8v moved =
+        s < 2 ? shift_left<(s < 2 ? 4 - 2 * s : 0)>(high) : shift_right<(s < 2 ? 0 : 2 * s - 4)>(high);
+    return bit_or(low, bit_and(moved, set1_u8(48)));
+  }
+};
+
+}  // namespace isthmus::ISTHMUS_ISA
