@@ -101,11 +101,13 @@ class Generation:
         self._ended = True
         self._changed.set()
         self._on_end()
+        log.info("%s: %d prompt tokens, %s, %s", self.id, self.num_prompt_tokens, self._speed(), how)
+
+    def _speed(self) -> str:
         now = time.monotonic()
-        first_s = (self._first_at or now) - self._added_at
-        decode_s = now - self._added_at - first_s
-        rate = (self.num_output_tokens - 1) / decode_s if self.num_output_tokens > 1 and decode_s > 0 else 0.0
-        log.info(
-            "%s: %d prompt tokens, first after %.2f s, %d tokens at %.1f tok/s, %s",
-            self.id, self.num_prompt_tokens, first_s, self.num_output_tokens, rate, how,
-        )  # fmt: skip
+        if self._first_at is None:
+            return f"no token in {now - self._added_at:.2f} s"
+        text = f"first token after {self._first_at - self._added_at:.2f} s, {self.num_output_tokens} in all"
+        if self.num_output_tokens > 1 and now > self._first_at:
+            text += f" at {(self.num_output_tokens - 1) / (now - self._first_at):.1f} tok/s"
+        return text
