@@ -1,0 +1,269 @@
+"""The two product drivers, GEMV and GEMM, of every format on every instruction set.
+
+Three oracles, from strict to meaningful: the same bits on all instruction sets; the quantised arithmetic
+redone in numpy, to fp32 rounding; and the float64 product of the weights as gguf-py dequantises them, within
+the design's bounds on what quantising x (and requantising w for the GEMM) may cost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from functools import cache
+
+import numpy as np
+import pytest
+from blocks import CODES, FLOATS, INTEGERS, LAYOUTS, Matrix, block_columns, kernels, random_matrix
+from numpy.typing import NDArray
+
+from isthmus import native
+
+Floats = NDArray[np.float32]
+DRIVERS = ("gemv", "gemm")
+EPSILON = 2.0**-24
+
+
+def random_x(rows: int, columns: int, seed: int = 1) -> Floats:
+    return np.random.default_rng([seed, rows, columns]).standard_normal((rows, columns)).astype(np.float32)
+
+
+def quantized(x: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """codes [M, K] and the scale of each [M, K], as core/kernels.h defines them."""
+    m, k = x.shape
+    padded = np.zeros((m, -(-k // 64), 64), np.float32)
+    padded.reshape(m, -1)[:, :k] = x
+    largest = np.abs(padded).max(axis=2, keepdims=True)
+    inverse = np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, 1), np.float32(0))
+    codes = np.rint(padded * inverse.astype(np.float32)).astype(np.int64)
+    scales = np.broadcast_to((largest / np.float32(127)).astype(np.float32), padded.shape)
+    return codes.reshape(m, -1)[:, :k], scales.reshape(m, -1)[:, :k]
+
+
+def rounded_to_bf16(x: Floats) -> Floats:
+    word = x.view(np.uint32)
+    return ((word + 0x7FFF + (word >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def requantized(matrix: Matrix) -> NDArray[np.float64]:
+    """The weights of the GEMM's panel: 8-bit codes, one scale per row and 64 columns (drivers/panel.h)."""
+    plain = matrix.without_minima()
+    top_code = CODES[matrix.name]
+    spread = plain.highest().values.astype(np.float64) - plain.lowest().values
+    scale = (spread / top_code).astype(np.float32)  # exact: s is d times a small integer
+    addend = matrix.values.astype(np.float64) - plain.values
+    has_minima = bool(LAYOUTS[matrix.name].minimum)
+    if has_minima:  # a negative scale counts the code from the top, so that it is never below zero
+        code = np.rint(
+            np.where(scale < 0, top_code, 0) + plain.values / np.where(scale == 0, 1, np.abs(scale))
+        )
+        addend = addend + np.minimum(scale, 0).astype(np.float64) * top_code
+        sizes, largest, top = np.abs(scale), top_code, np.float32(255)
+    else:
+        code = np.rint(plain.values / np.where(scale == 0, 1, scale))
+        sizes, largest, top = scale, (top_code + 1) // 2, np.float32(127)
+    out = np.zeros(matrix.values.shape)
+    for k in range(0, matrix.columns, 64):
+        step = np.s_[:, k : k + 64]
+        biggest = np.abs(scale[step]).max(axis=1, keepdims=True)
+        safe = np.where(biggest > 0, biggest, 1)
+        step_scale = biggest * (np.float32(largest) / top)
+        inverse = np.where(biggest > 0, np.float32(128) * top / np.float32(largest) / safe, 0).astype(
+            np.float32
+        )
+        factor = np.rint(sizes[step] * inverse).astype(np.int64)
+        codes8 = (code[step].astype(np.int64) * 256 * factor + 0x4000) >> 15
+        assert codes8.min() >= (0 if has_minima else -127)
+        assert codes8.max() <= top
+        out[step] = step_scale.astype(np.float64) * codes8 + addend[step]
+    return out
+
+
+def quantised_product(
+    matrix: Matrix, driver: str, x: Floats
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the driver means to compute in float64, and the magnitudes its rounding is relative to."""
+    w = matrix.values.astype(np.float64)
+    if matrix.name in INTEGERS:
+        codes, scales = quantized(x)
+        w = requantized(matrix) if driver == "gemm" else w
+        meant = codes * scales.astype(np.float64)
+    elif matrix.name == "bf16" and driver == "gemm":
+        meant = rounded_to_bf16(x).astype(np.float64)
+    else:
+        meant = x.astype(np.float64)
+    size = np.abs(w)
+    if matrix.name in INTEGERS and LAYOUTS[matrix.name].minimum:
+        # Codes and minima are summed apart: their own sizes count, not that of the difference.
+        plain = matrix.without_minima()
+        size += np.abs(matrix.values - plain.values) + np.abs(plain.highest().values - plain.lowest().values)
+    return meant @ w.T, np.abs(meant) @ (2 * size).T
+
+
+def assert_within(y: Floats, expected: NDArray[np.float64], bound: NDArray[np.float64]) -> None:
+    excess = np.abs(y - expected) - bound
+    worst = np.unravel_index(np.argmax(excess), excess.shape)
+    assert excess[worst] <= 0, (
+        f"[row, output] {worst}: got {y[worst]}, expected {expected[worst]} +- {bound[worst]}"
+    )
+
+
+def shapes(name: str) -> list[tuple[int, int]]:
+    """(rows of w, columns): strips that are not full, steps of 32 columns, odd numbers of slices of 512."""
+    pairs = [(8, 32), (24, 96), (40, 576), (56, 768), (24, 1408)]
+    return [(n, k) for n, k in pairs if k % block_columns(name) == 0] + [(40, 1280)]
+
+
+@cache
+def matrix_of(name: str, rows: int, columns: int) -> Matrix:
+    return random_matrix(name, rows, columns)
+
+
+# --- x ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("columns", [32, 64, 96, 576, 1408])
+def test_x_is_quantised_as_defined(isa: str, columns: int) -> None:
+    x = random_x(5, columns)
+    x[1] = 0
+    x[2, :32] = np.where(np.arange(32) % 2, 1e-20, -1e-20)  # small, but not nothing
+    x[3] *= 1e30
+    x[4, 7] = 1e-45
+    x[4, 8:] = 0
+    codes, scales, sums = kernels.quantize(isa, x)
+    expected_codes, expected_scales = quantized(x)
+    flat = codes.transpose(1, 0, 2).reshape(5, -1)
+    np.testing.assert_array_equal(flat[:4, :columns], expected_codes[:4])
+    assert not flat[:, columns:].any()
+    np.testing.assert_array_equal(scales.T[:4].view(np.uint32), expected_scales[:4, ::64].view(np.uint32))
+    np.testing.assert_array_equal(sums, codes.reshape(*codes.shape[:2], 4, 16).sum(axis=3))
+    assert np.abs(flat.astype(int)).max() == 127
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+def test_a_block_too_small_to_scale_counts_as_zero(isa: str) -> None:
+    x = np.full((1, 64), 2.0**-101, np.float32)
+    codes, scales, sums = kernels.quantize(isa, x)
+    assert not codes.any()
+    assert not scales.any()
+    assert not sums.any()
+
+
+# --- results ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_all_instruction_sets_give_the_same_bits(name: str, driver: str) -> None:
+    for rows, columns in shapes(name):
+        matrix = matrix_of(name, rows, columns)
+        for m in (1, 2, 7, 17, 40):
+            x = random_x(m, columns)
+            oracle = matrix.times("scalar", driver, x)
+            for isa in native.isa_names():
+                y = matrix.times(isa, driver, x)
+                np.testing.assert_array_equal(y.view(np.uint32), oracle.view(np.uint32), err_msg=f"{isa} {m}")
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_quantised_arithmetic_is_exact_up_to_fp32_sums(name: str, driver: str, isa: str) -> None:
+    for rows, columns in shapes(name):
+        matrix = matrix_of(name, rows, columns)
+        x = random_x(9, columns)
+        expected, size = quantised_product(matrix, driver, x)
+        # Float formats: one rounding per column, of half the sum on average. Integer formats: one per step of
+        # 64 columns, and within a step those of up to 4 scales and minima.
+        roundings = columns / 2 + 4 if name in FLOATS else columns / 64 + 12
+        assert_within(matrix.times(isa, driver, x), expected, roundings * EPSILON * size)
+
+
+BOUND = {("int8", "gemv"): 0.01, ("int8", "gemm"): 0.012, ("bf16", "gemv"): 1e-5, ("bf16", "gemm"): 0.003}
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_product_is_within_the_designs_bound_of_float64(name: str, driver: str, isa: str) -> None:
+    matrix = matrix_of(name, 128, 1280)
+    x = random_x(24, 1280)
+    exact = x.astype(np.float64) @ matrix.values.astype(np.float64).T
+    error = np.linalg.norm(matrix.times(isa, driver, x) - exact) / np.linalg.norm(exact)
+    policy = "int8" if name in INTEGERS else name
+    assert error <= BOUND.get((policy, driver), 1e-5), f"relative error {error:.5f}"
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_extreme_codes_against_extreme_x(name: str, driver: str, isa: str) -> None:
+    """Codes 0 and maximum against x = +-127, the same sign everywhere or alternating: nothing saturates."""
+    columns = 512
+    for scale_sign in (1, -1):
+        matrix = random_matrix(name, 24, columns)
+        if name in INTEGERS:
+            at = LAYOUTS[name].scale[0]
+            one = np.float16(scale_sign).tobytes()
+            matrix = matrix.with_bytes(((at, at + 1),), one[0]).with_bytes(((at + 1, at + 2),), one[1])
+        extremes = (matrix.lowest(), matrix.highest()) if name in INTEGERS else (matrix,)
+        for extreme in extremes:
+            x = np.full((6, columns), 127, np.float32)
+            x[1] = -127
+            x[2, ::2] = -127
+            x[3, 1::2] = -127
+            x[4, ::4] = -127
+            x[5, 64:] = 0
+            expected, size = quantised_product(extreme, driver, x)
+            roundings = columns / 2 if name in FLOATS else columns / 64 + 12
+            assert_within(extreme.times(isa, driver, x), expected, roundings * EPSILON * size)
+
+
+# --- independence ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_rows_result_depends_on_that_row_alone(name: str, driver: str, isa: str) -> None:
+    columns = 768
+    matrix = matrix_of(name, 24, columns)
+    x = random_x(40, columns)
+    alone = np.concatenate([matrix.times(isa, driver, x[i : i + 1]) for i in range(40)])
+    for m in (2, 3, 4, 5, 8, 11, 16, 17, 31, 33, 40):
+        together = matrix.times(isa, driver, x[:m])
+        np.testing.assert_array_equal(
+            together.view(np.uint32), alone[:m].view(np.uint32), err_msg=f"{m} rows"
+        )
+    roomy = matrix.times(isa, driver, x[:5], pitch=48)
+    np.testing.assert_array_equal(roomy.view(np.uint32), alone[:5].view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_strips_may_be_computed_in_any_ranges(name: str, driver: str, isa: str) -> None:
+    matrix = matrix_of(name, 72, 512)
+    x = random_x(19, 512)
+    whole = matrix.times(isa, driver, x)
+    for cuts in ((0, 1, 2, 3, 4, 5), (0, 2, 5), (0, 3, 5), (0, 4, 5)):
+        parts = [matrix.times(isa, driver, x, strips=(a, b)) for a, b in itertools.pairwise(cuts)]
+        joined = np.concatenate(parts, axis=1)
+        np.testing.assert_array_equal(joined.view(np.uint32), whole.view(np.uint32), err_msg=str(cuts))
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+def test_a_thread_that_multiplies_first_is_ready_for_it(isa: str) -> None:
+    """AMX tiles are configured per thread: without it, or with gcc 12's dropped stores, this dies."""
+    matrix, x = matrix_of("q8_0", 40, 576), random_x(20, 576)
+    expected = matrix.times("scalar", "gemm", x)
+    results: list[Floats] = []
+    thread = threading.Thread(target=lambda: results.append(matrix.times(isa, "gemm", x)))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(results[0].view(np.uint32), expected.view(np.uint32))
+
+
+def test_an_instruction_set_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown instruction set 'sse9', expected one of scalar, avx2"):
+        matrix_of("q8_0", 8, 32).times("sse9", "gemv", random_x(1, 32))
