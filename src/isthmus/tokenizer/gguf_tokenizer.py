@@ -98,7 +98,7 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int], ignore_merges: bool) -> BP
     # A merge is "left right"; a part may itself begin with a space, never contain another.
     cuts = [merge.find(" ", 1) for merge in vocabulary.merges]
     merges = [(m[:cut], m[cut + 1 :]) for m, cut in zip(vocabulary.merges, cuts, strict=True)]
-    # The library answers a merge of unknown tokens with a Rust panic, so all are checked here (0.1 s a 150,000).
+    # The library answers a merge of unknown tokens with a Rust panic, so all are checked here .
     if any(left not in ids or right not in ids or left + right not in ids for left, right in merges):
         merges = _usable_merges(vocabulary, merges, ids)
     return BPE(ids, merges, ignore_merges=ignore_merges)
