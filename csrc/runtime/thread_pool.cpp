@@ -227,7 +227,8 @@ void ThreadPool::take_items(Slot& from, int worker) {
 
 void ThreadPool::enter_thread() {
   void (*hook)() = enter_hook_.load(std::memory_order_acquire);
-  if (hook != nullptr && here.entered != hook) hook();
+  // Worker 0 is the caller's thread and not ours alone: torch's own AMX kernels leave it without our tiles.
+  if (hook != nullptr && (here.worker == 0 || here.entered != hook)) hook();
   here.entered = hook;
 }
 
