@@ -11,15 +11,13 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-constexpr int kSliceSteps = 8;  // 512 columns: a panel of 21 KB, which stays in L1 beside 16 KB of x
-
 // Memory of one call: the panel, and of one block of 32 x 32 outputs the sums of two steps, and the fp32
 // sums.
 struct GemmScratch {
   PanelStep panel[kSliceSteps][2];
-  int32_t sums[2][2][2][16][16];  // [step parity][tile of x][strip][row][lane]
-  float acc[2][2][16][16];        // [tile of x][strip][row][lane]
-  float x_sums[2][32][4];         // [step parity]: sums of x per 32 columns stand at 0 and 2, per 16 at 0..3
+  int32_t sums[2][2][16][16];  // [tile of x][strip][row][lane]
+  float acc[2][2][16][16];     // [tile of x][strip][row][lane]
+  float x_sums[2][32][4];      // [step parity]: sums of x per 32 columns stand at 0 and 2, per 16 at 0..3
 };
 static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
 
@@ -57,13 +55,17 @@ ISTHMUS_INLINE void fold_tile(const int32_t (*sums)[16], const PanelStep& w, con
   const f32v scale = load(w.scale);
   f32v addends[kAddends + 1];
   unroll<kAddends>([&](auto j) ISTHMUS_INLINE_LAMBDA { addends[j] = load(w.addends[j]); });
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) {
+  const auto fold_row = [&](int r) ISTHMUS_INLINE_LAMBDA {
     f32v t = mul(scale, to_f32(load(sums[r])));
     unroll<kAddends>([&](auto j) ISTHMUS_INLINE_LAMBDA {
       t = fma(addends[j], set1(x_sums[r][j * F::scale_columns / 16]), t);
     });
     store(acc[r], fma(set1(dx[r]), t, load(acc[r])));
+  };
+  if (rows == 16) {
+    ISTHMUS_ROWS(16) fold_row(r);
+  } else {
+    for (int r = 0; r < rows; ++r) fold_row(r);
   }
 }
 
@@ -113,7 +115,7 @@ void gemm_block(const GemmBlock& b, GemmScratch& s) {
   const auto fold = [&](int64_t step, int tile, int strip) ISTHMUS_INLINE_LAMBDA {
     if (step < 0) return;
     const int parity = step & 1;
-    fold_tile<F>(s.sums[parity][tile][strip], s.panel[step][strip], s.x_sums[parity] + 16 * tile,
+    fold_tile<F>(s.sums[tile][strip], s.panel[step][strip], s.x_sums[parity] + 16 * tile,
                  x.scales + (b.first_step + step) * x.pitch + b.row + 16 * tile, tile_rows(b.rows, tile),
                  s.acc[tile][strip]);
   };
@@ -126,26 +128,26 @@ void gemm_block(const GemmBlock& b, GemmScratch& s) {
     _tile_loadd(4, codes, 64);
     _tile_loadd(6, s.panel[step][0].codes, 64);
     ISTHMUS_PRODUCT(0, 4, 6)
-    _tile_stored(0, s.sums[parity][0][0], 64);
     fold(step - 1, 0, 0);
+    _tile_stored(0, s.sums[0][0], 64);
     if constexpr (kStrips == 2) {
       _tile_zero(1);
       _tile_loadd(7, s.panel[step][1].codes, 64);
       ISTHMUS_PRODUCT(1, 4, 7)
-      _tile_stored(1, s.sums[parity][0][1], 64);
       fold(step - 1, 0, 1);
+      _tile_stored(1, s.sums[0][1], 64);
     }
     if constexpr (kTiles == 2) {
       _tile_zero(2);
       _tile_loadd(5, codes + 1024, 64);
       ISTHMUS_PRODUCT(2, 5, 6)
-      _tile_stored(2, s.sums[parity][1][0], 64);
       fold(step - 1, 1, 0);
+      _tile_stored(2, s.sums[1][0], 64);
       if constexpr (kStrips == 2) {
         _tile_zero(3);
         ISTHMUS_PRODUCT(3, 5, 7)
-        _tile_stored(3, s.sums[parity][1][1], 64);
         fold(step - 1, 1, 1);
+        _tile_stored(3, s.sums[1][1], 64);
       }
     }
     convert_sums<F>(x.sums + place * 4, 16 * kTiles, s.x_sums[parity]);

@@ -8,7 +8,6 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-constexpr int kSliceSteps = 8;  // 512 columns: 2 strips of panel are 22 KB and stay in L1
 static_assert(kSliceSteps * kGemmStrips * sizeof(PanelStep) <= kGemmScratchBytes);
 
 // R rows x kStrips strips over the steps of one slice; sums so far stand in y, and return there.

@@ -8,6 +8,7 @@
 //   has_addend              whether the format has minima; addend = -minimum
 //   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows
 //   each codes<C, G>(tile)       u of columns 32 C + 4 G .. + 3 for 16 rows, G = 0..7
+//   signed_codes<C, G>(tile, part)   optional: u - zero, where that is cheaper
 // for Policy::F32 and Policy::Bf16:
 //   column<C>(tile)         column C of the tile as fp32, 16 rows
 #pragma once
