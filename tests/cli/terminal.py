@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COMMAND = [sys.executable, "-c", "from isthmus.cli.main import main; main()"]
-TIMEOUT_S = 60.0  # a hang, not a measure: a command takes some seconds, most of them for importing torch
+TIMEOUT_S = 120.0  # a hang, not a measure: a command takes some seconds, most of them for importing torch
 
 
 def environment(**changes: str) -> dict[str, str]:
