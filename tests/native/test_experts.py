@@ -1,8 +1,8 @@
 """The fused experts operator against a plain loop over the dequantised weights, in float64.
 
 Every expert differs, so that a mixed-up row, expert or matrix shows as an error of the outputs' own size.
-Where all weights are F32 the bound is fp32's; with int8 each of the three products adds its own relative error
-in squares: sqrt(3) times the bound of one, 1 % for GEMV and 1.2 % for GEMM.
+Where all weights are F32 the bound is fp32's; with int8 each of the three products adds its own relative
+error in squares: sqrt(3) times the bound of one, 1 % for GEMV and 1.2 % for GEMM.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from random_weights import Weight, random_weight
+from torch.nn import functional
 
 from isthmus import native
 
@@ -41,17 +42,14 @@ class Ffn:
     def packed(self) -> tuple[native.PackedWeight, native.PackedWeight, native.PackedWeight]:
         return self.gate.packed, self.up.packed, self.down.packed
 
-    def reference(self, x: np.ndarray, expert: int, act: native.Act) -> np.ndarray:
-        """[H] of one token, float64."""
-        gate = torch.from_numpy(self.gate.values[expert] @ x)
-        up = torch.from_numpy(self.up.values[expert] @ x)
+    def reference(self, x: torch.Tensor, expert: int, act: native.Act) -> torch.Tensor:
+        """One expert on x [T, H], in float64."""
+        gate, up, down = (torch.from_numpy(w.values[expert]) for w in (self.gate, self.up, self.down))
+        g, u = x.double() @ gate.T, x.double() @ up.T  # [T, F]
         if act.limit > 0:
-            gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
-        functions = {
-            "silu": torch.nn.functional.silu,
-            "gelu": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
-        }
-        return self.down.values[expert] @ (functions[act.kind](gate) * up).numpy()
+            g, u = g.clamp(max=act.limit), u.clamp(-act.limit, act.limit)
+        g = functional.silu(g) if act.kind == "silu" else functional.gelu(g, approximate="tanh")
+        return (g * u) @ down.T
 
 
 _SEEDS = itertools.count(1)
@@ -112,24 +110,23 @@ def call(op: native.Experts, given: Input, out: torch.Tensor | None = None) -> t
 
 
 def reference(routed: Ffn, shared: Ffn | None, given: Input, act: native.Act) -> np.ndarray:
-    y = np.zeros(given.x.shape)
-    for t, x in enumerate(given.x.double().numpy()):
+    experts = [routed.reference(given.x, e, act) for e in range(routed.gate.packed.experts)]  # of every token
+    y = torch.zeros(given.x.shape, dtype=torch.float64)
+    for t in range(len(y)):
         for j, expert in enumerate([0] if given.ids is None else given.ids[t].tolist()):
-            weight = 1.0 if given.weights is None else float(given.weights[t, j])
-            y[t] += weight * routed.reference(x, expert, act)
-        if shared is not None:
-            weight = 1.0 if given.shared_weights is None else float(given.shared_weights[t])
-            y[t] += weight * shared.reference(x, 0, act)
-        if given.residual is not None:
-            y[t] += given.residual[t].numpy()
-    return y
+            y[t] += experts[expert][t] * (1.0 if given.weights is None else given.weights[t, j])
+    if shared is not None:
+        y += shared.reference(given.x, 0, act) * (
+            1.0 if given.shared_weights is None else given.shared_weights[:, None]
+        )
+    return (y if given.residual is None else y + given.residual).numpy()
 
 
 def assert_close(y: torch.Tensor, expected: np.ndarray, bound: float) -> None:
     """The norm of all errors within `bound` of the norm of all outputs, that of every row within twice that.
 
-    A row is a small sample of errors, hence its margin; a wrong row is off by about its own norm. A failure names
-    the worst row.
+    A row is a small sample of errors, hence its margin; a wrong row is off by about its own norm. A failure
+    names the worst row.
     """
     errors, norms = np.linalg.norm(y.double().numpy() - expected, axis=1), np.linalg.norm(expected, axis=1)
     worst = int(np.nanargmax(np.where(np.isnan(errors), np.inf, errors / norms)))
