@@ -7,7 +7,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Public name -> module that defines it; imported on first use, so that `import isthmus` costs nothing (PEP 562).
+# Public name -> its module, imported on first use: `import isthmus` costs nothing (PEP 562).
 _PUBLIC = {
     "LLM": "isthmus.engine.llm",
     "SamplingParams": "isthmus.engine.request",
