@@ -1,7 +1,7 @@
 """Talk to `isthmus serve demo` with the openai package, streaming.
 
-    isthmus serve demo &
-    python examples/openai_client.py [BASE_URL]
+isthmus serve demo &
+python examples/openai_client.py [BASE_URL]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Ask a model one question and print the answer as it is written.
 
-    python examples/quickstart.py [MODEL]
+python examples/quickstart.py [MODEL]
 """
 
 import sys
