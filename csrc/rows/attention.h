@@ -56,25 +56,42 @@ struct AttentionTask {
     return a.window > 0 && last > a.window ? last - a.window : 0;
   }
 
-  // Widens block `block`, its first `count` keys.
-  ISTHMUS_INLINE void load_block(int64_t block, int count) const {
-    const KeyValueView& kv = a.kv;
+  // Where a block's keys (or values) of this kv head begin.
+  ISTHMUS_INLINE int64_t place_of(int64_t block, int64_t block_stride, int64_t head_stride) const {
     const int64_t place = a.block_tables == nullptr
                               ? block - a.first_block
                               : a.block_tables[a.sequences[item.row] * a.max_blocks + block];
-    const int64_t k_at = place * kv.k_block_stride + item.kv_head * kv.k_head_stride;
-    const int64_t v_at = place * kv.v_block_stride + item.kv_head * kv.v_head_stride;
+    return place * block_stride + item.kv_head * head_stride;
+  }
+
+  // Transposes the first `count` keys of a block, asking for the next block's memory meanwhile. Their values
+  // are widened too if there are enough query rows to make up for it.
+  ISTHMUS_INLINE BlockValues load_block(int64_t block, int count, int queries, bool more) const {
+    const KeyValueView& kv = a.kv;
+    const int64_t k_at = place_of(block, kv.k_block_stride, kv.k_head_stride);
+    const int64_t v_at = place_of(block, kv.v_block_stride, kv.v_head_stride);
+    const int64_t next_k = more ? place_of(block + 1, kv.k_block_stride, kv.k_head_stride) : 0;
+    const int64_t next_v = more ? place_of(block + 1, kv.v_block_stride, kv.v_head_stride) : 0;
     for (int key = 0; key < kBlockTokens; key += 16) {
       if (key >= count && key % (16 * kWide) == 0) break;  // score_tile reads whole tiles
+      if (more) {
+        prefetch_rows(kv.k, kv.type, next_k + key * kv.k_token_stride, kv.k_token_stride, a.qk_dim);
+        if (kv.v != kv.k) {
+          prefetch_rows(kv.v, kv.type, next_v + key * kv.v_token_stride, kv.v_token_stride, a.v_dim);
+        }
+      }
       transpose_keys(kv.k, kv.type, k_at + key * kv.k_token_stride, kv.k_token_stride, count - key, a.qk_dim,
                      keys + key);
     }
+    const bool direct = kv.type == CacheType::F32 || queries <= kDirectQueries;
+    if (direct && a.v_dim % 16 == 0) return {kv.v, kv.type, v_at, kv.v_token_stride};
     widen_values(kv.v, kv.type, v_at, kv.v_token_stride, count, a.v_dim, values);
+    return {values, CacheType::F32, 0, padded};
   }
 
   // Scores, softmax step and values of NR neighbouring queries from `first`, each with its own range of keys.
   template <int NR>
-  inline void attend(int first, int64_t block_begin, int count) const {
+  inline void attend(int first, int64_t block_begin, int count, const BlockValues& v) const {
     const float* q[NR];
     float* s[NR];
     float* o[NR];
@@ -100,16 +117,16 @@ struct AttentionTask {
     if (common_begin > common_end) common_begin = common_end;
     for (int r = 0; r < NR; r++) {
       const int stop = end[r] < common_begin ? end[r] : common_begin;
-      add_values<1>(s + r, values, padded, begin[r], stop, o + r);
+      add_values<1>(s + r, v, padded, begin[r], stop, o + r);
     }
-    add_values<NR>(s, values, padded, common_begin, common_end, o);
+    add_values<NR>(s, v, padded, common_begin, common_end, o);
     for (int r = 0; r < NR; r++) {
       const int start = begin[r] > common_end ? begin[r] : common_end;
-      add_values<1>(s + r, values, padded, start, end[r], o + r);
+      add_values<1>(s + r, v, padded, start, end[r], o + r);
     }
   }
 
-  inline void attend_block(int64_t block) const {
+  inline void attend_block(int64_t block, bool more) const {
     const int64_t block_begin = block * kBlockTokens;
     int row_begin = 0, row_end = item.rows;
     while (row_begin < row_end && last_key(row_begin) <= block_begin) row_begin++;
@@ -117,17 +134,17 @@ struct AttentionTask {
     if (row_begin == row_end) return;
     const int64_t left = last_key(row_end - 1) - block_begin;
     const int count = left < kBlockTokens ? static_cast<int>(left) : kBlockTokens;
-    load_block(block, count);
+    const BlockValues v = load_block(block, count, (row_end - row_begin) * item.heads, more);
     int i = row_begin * item.heads;
-    const int queries = row_end * item.heads;
-    for (; i + kQueryRows <= queries; i += kQueryRows) attend<kQueryRows>(i, block_begin, count);
-    switch (queries - i) {
+    const int end = row_end * item.heads;
+    for (; i + kQueryRows <= end; i += kQueryRows) attend<kQueryRows>(i, block_begin, count, v);
+    switch (end - i) {
       case 3:
-        return attend<3>(i, block_begin, count);
+        return attend<3>(i, block_begin, count, v);
       case 2:
-        return attend<2>(i, block_begin, count);
+        return attend<2>(i, block_begin, count, v);
       case 1:
-        return attend<1>(i, block_begin, count);
+        return attend<1>(i, block_begin, count, v);
       default:
         return;
     }
@@ -160,7 +177,7 @@ struct AttentionTask {
     for (int64_t s = item.split_begin; s < item.split_end; s++) {
       for (int i = 0; i < queries; i++) state(split, i).clear();
       for (int64_t block = s * kSplitBlocks; block < (s + 1) * kSplitBlocks; block++) {
-        if (block >= first_block && block < end_block) attend_block(block);
+        if (block >= first_block && block < end_block) attend_block(block, block + 1 < end_block);
       }
       for (int i = 0; i < queries && !one_split; i++) state(total, i).merge(state(split, i));
     }

@@ -12,6 +12,10 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+// Up to so many query rows read bf16 values where they stand: widening a block first costs as much as the
+// conversions of 3 to 4 tiles of rows.
+constexpr int kDirectQueries = 12;
+
 // Rows x vectors of the product kernels: as many sums as the registers hold beside a step's operands, and at
 // least 8 registers' worth of them, for an fma takes 4 cycles and 2 start in each.
 constexpr int kQueryRows = 4;
@@ -20,6 +24,16 @@ constexpr int kWide = kF32Registers >= 32 ? 4 : 1;
 ISTHMUS_INLINE f32v load_part(const void* p, CacheType type, int64_t at, int n) {
   return type == CacheType::F32 ? load_part(static_cast<const float*>(p) + at, n)
                                 : load_bf16_part(static_cast<const uint16_t*>(p) + at, n);
+}
+
+// Asks for 16 rows of a cache ahead of their use: blocks are scattered, and the hardware sees no stream in
+// them.
+ISTHMUS_INLINE void prefetch_rows(const void* p, CacheType type, int64_t at, int64_t stride, int64_t dims) {
+  const int64_t size = type == CacheType::F32 ? 4 : 2;
+  for (int i = 0; i < 16; i++) {
+    const char* row = static_cast<const char*>(p) + (at + i * stride) * size;
+    for (int64_t byte = 0; byte < dims * size; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
 }
 
 // 16 keys x `dims` dimensions, transposed: out[d][kBlockTokens] at this group's 16 keys. Keys past `count`
@@ -82,17 +96,32 @@ ISTHMUS_INLINE void score_tile(const float* const* q, const float* keys, int64_t
   }
 }
 
+// The values of a block as the products read them: widened, or where they stand.
+struct BlockValues {
+  const void* data;
+  CacheType type;
+  int64_t at, stride;  // first key; from key to key
+};
+
+template <CacheType kType>
+ISTHMUS_INLINE f32v load_value(const void* p, int64_t at) {
+  return kType == CacheType::F32 ? load(static_cast<const float*>(p) + at)
+                                 : load_bf16(static_cast<const uint16_t*>(p) + at);
+}
+
 // out[row][16 W] += sum over keys [begin, end) of weights[row][key] * values[key][16 W].
-template <int NR, int W>
-ISTHMUS_INLINE void value_tile(const float* const* weights, const float* values, int64_t stride, int begin,
-                               int end, float* const* out, int64_t column) {
+template <int NR, int W, CacheType kType>
+ISTHMUS_INLINE void value_tile(const float* const* weights, const BlockValues& values, int begin, int end,
+                               float* const* out, int64_t column) {
   f32v sums[NR][W];
   for (int r = 0; r < NR; r++) {
     for (int w = 0; w < W; w++) sums[r][w] = load(out[r] + column + 16 * w);
   }
   for (int key = begin; key < end; key++) {
     f32v v[W];
-    for (int w = 0; w < W; w++) v[w] = load(values + key * stride + column + 16 * w);
+    for (int w = 0; w < W; w++) {
+      v[w] = load_value<kType>(values.data, values.at + key * values.stride + column + 16 * w);
+    }
     for (int r = 0; r < NR; r++) {
       const f32v x = set1(weights[r][key]);
       for (int w = 0; w < W; w++) sums[r][w] = fma(x, v[w], sums[r][w]);
@@ -103,15 +132,27 @@ ISTHMUS_INLINE void value_tile(const float* const* weights, const float* values,
   }
 }
 
-template <int NR>
-inline void add_values(const float* const* weights, const float* values, int64_t padded, int begin, int end,
-                       float* const* out) {
-  if (begin >= end) return;
+template <int NR, CacheType kType>
+inline void add_values_as(const float* const* weights, const BlockValues& values, int64_t padded, int begin,
+                          int end, float* const* out) {
   int64_t column = 0;
   for (; column + 16 * kWide <= padded; column += 16 * kWide) {
-    value_tile<NR, kWide>(weights, values, padded, begin, end, out, column);
+    value_tile<NR, kWide, kType>(weights, values, begin, end, out, column);
   }
-  for (; column < padded; column += 16) value_tile<NR, 1>(weights, values, padded, begin, end, out, column);
+  for (; column < padded; column += 16) {
+    value_tile<NR, 1, kType>(weights, values, begin, end, out, column);
+  }
+}
+
+template <int NR>
+ISTHMUS_INLINE void add_values(const float* const* weights, const BlockValues& values, int64_t padded,
+                               int begin, int end, float* const* out) {
+  if (begin >= end) return;
+  if (values.type == CacheType::F32) {
+    add_values_as<NR, CacheType::F32>(weights, values, padded, begin, end, out);
+  } else {
+    add_values_as<NR, CacheType::Bf16>(weights, values, padded, begin, end, out);
+  }
 }
 
 // x[0, n) *= factor, n a multiple of 16.
