@@ -12,7 +12,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 
-from models import tiny
+from models import routing, tiny
 from models.steps import Prompt, Session, chunked, load, prompt_of, whole
 
 F32_BOUND = 1e-3  # of the logits' standard deviation, largest difference
@@ -71,14 +71,21 @@ def test_chunks_beside_decodes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", tiny.CASES)
 def test_bf16_logits_are_near_transformers(name: str, tmp_path: Path) -> None:
+    """With transformers' routes where there are experts; our routers choose nearly all of the same."""
     case = tiny.CASES[name]
     reference = tiny.round_to_bf16(tiny.build(case))
     path = tiny.write_case(tmp_path / "tiny.gguf", case, reference, tiny.matrices_as(GgmlType.BF16))
-    ours = whole(load(path, kv_dtype="bf16"), PROMPT)
-    wanted = oracle(reference)
+    model = load(path, kv_dtype="bf16")
+    wanted, routes = oracle(reference), routing.of_transformers(reference, PROMPT)
+
+    own_routes = routing.recorded(model)
+    whole(model, PROMPT)
+    same = routing.agreement(own_routes, routes)
+    ours = distance(whole(routing.replay(model, routes), PROMPT), wanted)
     theirs = distance(oracle(reference.bfloat16()), wanted)
-    print(f"{name}: ours {distance(ours, wanted):.4f}, transformers in bf16 {theirs:.4f} of the logits' std")
-    assert distance(ours, wanted) <= BF16_BOUND
+    print(f"{name}: ours {ours:.4f} of the logits' std, transformers in bf16 {theirs:.4f}; routes {same:.1%}")
+    assert ours <= BF16_BOUND
+    assert same >= 0.97
 
 
 MUTATIONS = {

@@ -1,7 +1,7 @@
 """What quantised activations cost a model: KL to the float product of the same bytes (design section 6).
 
 One file holds random blocks of a format, the other the fp32 values that gguf-py reads out of the very same
-blocks; both run through the same model, so the difference is the products' alone.
+blocks; both run through the same model with the same routes, so the difference is the products' alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as GgmlType
 
-from models import tiny
+from models import routing, tiny
 from models.steps import load, prompt_of, whole
 
 KL_BOUND = 5e-3
@@ -53,8 +53,10 @@ def two_files(folder: Path, name: str, ggml_type: GgmlType) -> tuple[Path, Path]
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 def test_kl_to_the_float_product(name: str, ggml_type: GgmlType, exact: bool, tmp_path: Path) -> None:
     blocks, floats = two_files(tmp_path, name, ggml_type)
-    got = whole(load(blocks, exact_batching=exact), PROMPT).log_softmax(-1)
-    wanted = whole(load(floats), PROMPT).log_softmax(-1)
+    reference = load(floats)
+    routes = routing.recorded(reference)
+    wanted = whole(reference, PROMPT).log_softmax(-1)
+    got = whole(routing.replay(load(blocks, exact_batching=exact), routes), PROMPT).log_softmax(-1)
     kl = (wanted.exp() * (wanted - got)).sum(-1)
     print(f"{name} {ggml_type.name}: mean KL {kl.mean():.2e}, worst row {kl.max():.2e}")
     assert kl.mean() <= KL_BOUND
