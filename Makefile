@@ -54,7 +54,7 @@ asan: build
 	$(BIN)/cmake --build $(ASAN)
 	rm -rf $(ASAN)/site && mkdir -p $(ASAN)/site && cp -r src/isthmus $(ASAN)/site/
 	cp $(ASAN)/_native*.so $(ASAN)/site/isthmus/native/
-	PYTHONPATH=$(abspath $(ASAN)/site) LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+	PYTHONPATH=$(abspath $(ASAN)/site) LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	  $(BIN)/pytest tests/native tests/weights -p no:cacheprovider
 
