@@ -102,6 +102,8 @@ class Runner:
                 await serving
                 raise
         await serving
+        if self._uvicorn.force_exit:  # it then leaves the app's lifespan to be cancelled, with a traceback
+            await self._uvicorn.lifespan.shutdown()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
