@@ -61,6 +61,19 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.master, keys.encode())
 
+    def press(self, key: str, *, until: str) -> str:
+        """Types a key, again every second until `until` has come, as a person would.
+
+        A SIGINT that arrives after the prompt is drawn and before CPython's readline waits for input is
+        noticed only with the next key.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        while until not in self.seen and time.monotonic() < deadline:
+            self.type(key)
+            if select.select([self.master], [], [], 1.0)[0]:
+                self.seen += self._read().decode(errors="replace")
+        return self.expect(until)
+
     def expect(self, text: str) -> str:
         """Reads until `text` has come; returns what came before it, or fails with what came instead."""
         deadline = time.monotonic() + TIMEOUT_S

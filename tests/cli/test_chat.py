@@ -32,8 +32,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave_and_ctrl_d_leaves(chat: Terminal) -> None:
-    chat.type(CTRL_C)
-    chat.expect("leaves")
+    chat.press(CTRL_C, until="leaves")
     chat.expect(">>> ")
     chat.type(CTRL_D)
     assert chat.wait() == 0
