@@ -11,27 +11,26 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-// Memory of one call: the panel, and of one block of 32 x 32 outputs the sums of two steps, and the fp32
-// sums.
+constexpr int kAccBlocks = 16;  // 512 rows of x at a time: their fp32 sums are 64 KB
+
+// Memory of one call. Sums stay here until all columns are in: taking them from y and back for every slice
+// cost a fifth of the time.
 struct GemmScratch {
   PanelStep panel[kSliceSteps][2];
-  int32_t sums[2][2][16][16];  // [tile of x][strip][row][lane]
-  float acc[2][2][16][16];     // [tile of x][strip][row][lane]
-  float x_sums[2][32][4];      // [step parity]: sums of x per 32 columns stand at 0 and 2, per 16 at 0..3
+  int32_t sums[2][2][16][16];           // one step of a block: [tile of x][strip][row][lane]
+  float x_sums[2][32][4];               // [step parity]: of 32 columns at 0 and 2, of 16 at 0..3
+  float acc[kAccBlocks][2][2][16][16];  // [block][tile of x][strip][row][lane]
 };
 static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
 
-// What one call multiplies: 16 * kTiles rows of x from `row` on (`rows` of them real) and the strips of a
-// panel.
+// 32 rows of x from `row` on, or the last 16, against the panel; `rows` of them are real.
 struct GemmBlock {
   const ActivationView* x;
   int row, rows;
   int64_t first_step, steps;
-  float* y;
-  int64_t y_stride;
-  int lanes;               // of the last strip
-  const uint8_t* next[2];  // the strips' bytes that the next panel is made of
-  int64_t next_bytes_per_step;
+  float (*acc)[2][16][16];
+  const uint8_t* next[2];  // the strips' bytes that the next panel is made of ..
+  int64_t next_bytes;      // .. and how many of each to fetch per step
 };
 
 // The sums of 32 rows as fp32, so that the fold reads them by broadcast.
@@ -74,31 +73,6 @@ ISTHMUS_INLINE int tile_rows(int rows, int tile) {
   return left < 0 ? 0 : left > 16 ? 16 : left;
 }
 
-template <int kTiles, int kStrips>
-void load_acc(const GemmBlock& b, GemmScratch& s) {
-  for (int t = 0; t < kTiles; ++t) {
-    for (int n = 0; n < kStrips; ++n) {
-      for (int r = 0; r < tile_rows(b.rows, t); ++r) {
-        const float* from = b.y + (16 * t + r) * b.y_stride + 16 * n;
-        const int lanes = n == kStrips - 1 ? b.lanes : 16;
-        store(s.acc[t][n][r], b.first_step == 0 ? zero() : load_part(from, lanes));
-      }
-    }
-  }
-}
-
-template <int kTiles, int kStrips>
-void store_acc(const GemmBlock& b, const GemmScratch& s) {
-  for (int t = 0; t < kTiles; ++t) {
-    for (int n = 0; n < kStrips; ++n) {
-      for (int r = 0; r < tile_rows(b.rows, t); ++r) {
-        const int lanes = n == kStrips - 1 ? b.lanes : 16;
-        store_part(b.y + (16 * t + r) * b.y_stride + 16 * n, load(s.acc[t][n][r]), lanes);
-      }
-    }
-  }
-}
-
 // C tiles 0..3 are [tile of x][strip], 4 and 5 x, 6 and 7 w.
 #define ISTHMUS_PRODUCT(c, a, b)   \
   if constexpr (kSignedPanel<F>) { \
@@ -110,14 +84,13 @@ void store_acc(const GemmBlock& b, const GemmScratch& s) {
 template <class F, int kTiles, int kStrips>
 void gemm_block(const GemmBlock& b, GemmScratch& s) {
   const ActivationView& x = *b.x;
-  load_acc<kTiles, kStrips>(b, s);
   // Folds one tile of the step before; step 0 has none.
   const auto fold = [&](int64_t step, int tile, int strip) ISTHMUS_INLINE_LAMBDA {
     if (step < 0) return;
     const int parity = step & 1;
     fold_tile<F>(s.sums[tile][strip], s.panel[step][strip], s.x_sums[parity] + 16 * tile,
                  x.scales + (b.first_step + step) * x.pitch + b.row + 16 * tile, tile_rows(b.rows, tile),
-                 s.acc[tile][strip]);
+                 b.acc[tile][strip]);
   };
   publish();
   for (int64_t step = 0; step < b.steps; ++step) {
@@ -152,49 +125,50 @@ void gemm_block(const GemmBlock& b, GemmScratch& s) {
     }
     convert_sums<F>(x.sums + place * 4, 16 * kTiles, s.x_sums[parity]);
     for (int n = 0; n < kStrips; ++n) {
-      const uint8_t* next = b.next[n] + step * b.next_bytes_per_step;
-      for (int64_t i = 0; i < b.next_bytes_per_step; i += 64) prefetch(next + i);
+      const uint8_t* next = b.next[n] + step * b.next_bytes;
+      for (int64_t i = 0; i < b.next_bytes; i += 64) prefetch(next + i);
     }
   }
   for (int t = 0; t < kTiles; ++t) {
     for (int n = 0; n < kStrips; ++n) fold(b.steps - 1, t, n);
   }
-  store_acc<kTiles, kStrips>(b, s);
 }
 
 #undef ISTHMUS_PRODUCT
 
+// Up to 512 rows of x from `first_row` on against kStrips strips over all columns.
 template <class F, int kStrips>
-void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, float* y,
-                int64_t y_stride, int lanes, GemmScratch& s) {
-  constexpr int64_t kSliceColumns = kSliceSteps * 64,
-                    kSliceBytes = kSliceColumns / F::block_columns * 16 * F::block_bytes;
-  for (int64_t k = 0; k < x.columns; k += kSliceColumns) {
-    const int64_t columns = x.columns - k < kSliceColumns ? x.columns - k : kSliceColumns;
-    const uint8_t* slice = tiles + k / kSliceColumns * kSliceBytes;
+void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, int first_row, int rows,
+                float* y, int64_t y_stride, int lanes, GemmScratch& s) {
+  constexpr int64_t kColumns = kSliceSteps * 64, kBytes = kSliceSteps * kStepBytes<F>;
+  __builtin_memset(s.acc, 0, (rows + 31) / 32 * sizeof s.acc[0]);
+  for (int64_t k = 0; k < x.columns; k += kColumns) {
+    const int64_t columns = x.columns - k < kColumns ? x.columns - k : kColumns;
+    const uint8_t* slice = tiles + k / kColumns * kBytes;
     for (int n = 0; n < kStrips; ++n) fill_panel<F, 0, 2>(slice + n * strip_bytes, columns, &s.panel[0][n]);
     const bool last = k + columns == x.columns;
-    const uint8_t* next = last ? tiles + kStrips * strip_bytes : slice + kSliceBytes;
-    GemmBlock block = {&x,
-                       0,
-                       0,
-                       k / 64,
-                       (columns + 63) / 64,
-                       y,
-                       y_stride,
-                       lanes,
-                       {next, next + strip_bytes},
-                       kSliceBytes / kSliceSteps};
-    for (int row = 0; row < x.rows; row += 32) {
-      block.row = row;
-      block.rows = x.rows - row < 32 ? x.rows - row : 32;
-      block.y = y + row * y_stride;
+    const uint8_t* next = last ? tiles + kStrips * strip_bytes : slice + kBytes;
+    for (int row = 0; row < rows; row += 32) {
+      const GemmBlock block = {.x = &x,
+                               .row = first_row + row,
+                               .rows = rows - row < 32 ? rows - row : 32,
+                               .first_step = k / 64,
+                               .steps = (columns + 63) / 64,
+                               .acc = s.acc[row / 32],
+                               .next = {next, next + strip_bytes},
+                               .next_bytes = row == 0 ? kStepBytes<F> : 0};
       if (block.rows > 16) {
         gemm_block<F, 2, kStrips>(block, s);
       } else {
         gemm_block<F, 1, kStrips>(block, s);
       }
-      block.next_bytes_per_step = 0;  // fetched once
+    }
+  }
+  for (int row = 0; row < rows; ++row) {
+    float* to = y + (first_row + row) * y_stride;
+    for (int n = 0; n < kStrips; ++n) {
+      const f32v sum = load(s.acc[row / 32][row / 16 % 2][n][row % 16]);
+      store_part(to + 16 * n, sum, n == kStrips - 1 ? lanes : 16);
     }
   }
 }
@@ -202,18 +176,21 @@ void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView&
 template <class F>
 void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
                int64_t y_stride, void* scratch) {
-  const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
+  const int64_t strip_bytes = w.columns / F::block_columns * kTileBytes<F>;
   auto& s = *static_cast<GemmScratch*>(scratch);
-  for (int64_t strip = strip_begin; strip < strip_end; strip += 2) {
-    const uint8_t* tiles = w.data + strip * strip_bytes;
-    float* out = y + (strip - strip_begin) * kStripRows;
-    const int strips = strip_end - strip < 2 ? 1 : 2;
-    const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
-    const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
-    if (strips == 2) {
-      gemm_panel<F, 2>(tiles, strip_bytes, x, out, y_stride, lanes, s);
-    } else {
-      gemm_panel<F, 1>(tiles, strip_bytes, x, out, y_stride, lanes, s);
+  for (int row = 0; row < x.rows; row += 32 * kAccBlocks) {
+    const int rows = x.rows - row < 32 * kAccBlocks ? x.rows - row : 32 * kAccBlocks;
+    for (int64_t strip = strip_begin; strip < strip_end; strip += 2) {
+      const uint8_t* tiles = w.data + strip * strip_bytes;
+      float* out = y + (strip - strip_begin) * kStripRows;
+      const int strips = strip_end - strip < 2 ? 1 : 2;
+      const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
+      const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+      if (strips == 2) {
+        gemm_panel<F, 2>(tiles, strip_bytes, x, row, rows, out, y_stride, lanes, s);
+      } else {
+        gemm_panel<F, 1>(tiles, strip_bytes, x, row, rows, out, y_stride, lanes, s);
+      }
     }
   }
 }
