@@ -14,8 +14,6 @@ constexpr int kGemvRows = 4;    // rows of x that share one unpack
 constexpr int kGemmRows = 4;    // rows of x ..
 constexpr int kGemmStrips = 1;  // .. and strips of w in one GEMM register block
 
-typedef int16_t i16x32 __attribute__((vector_size(64)));
-
 struct u8v {
   u32x16 v;
 };
@@ -63,20 +61,32 @@ ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {  // saturates
 }
 
 // dot and requantise are calls here: inlined some hundred times a driver they made a megabyte of code.
-static __attribute__((noinline, unused)) void add_products(i32v& acc, const u8v& u, const int8_t* x) {
+static __attribute__((noinline, unused)) void add_products(void* acc, const void* u, const int8_t* x) {
   // |u * x| <= 255 * 128 fits 16 bits, whose products every baseline vector unit has; 32-bit ones it has not.
+  // Quarter by quarter: 64-byte values are copied 8 bytes at a time, and reading them back as 16 then stalls.
+  typedef int16_t i16x8 __attribute__((vector_size(16)));
+  typedef int32_t i32x4 __attribute__((vector_size(16)));
+  typedef uint32_t u32x4 __attribute__((vector_size(16)));
   const auto pair = [&](int i) {
-    return static_cast<uint32_t>(x[i] & 0xffff) | static_cast<uint32_t>(x[i + 2]) << 16;
+    return (i16x8)((static_cast<uint32_t>(x[i] & 0xffff) | static_cast<uint32_t>(x[i + 2]) << 16) + u32x4{});
   };
-  const i32x16 even = (i32x16)((i16x32)(u.v & 0x00ff00ff) * (i16x32)(pair(0) + u32x16{}));
-  const i32x16 odd = (i32x16)((i16x32)(u.v >> 8 & 0x00ff00ff) * (i16x32)(pair(1) + u32x16{}));
-  acc.v += (even << 16 >> 16) + (even >> 16) + (odd << 16 >> 16) + (odd >> 16);
+  const i16x8 x_even = pair(0), x_odd = pair(1);
+  for (int offset = 0; offset < 64; offset += 16) {
+    u32x4 bytes;
+    i32x4 sum;
+    memcpy(&bytes, static_cast<const char*>(u) + offset, 16);
+    memcpy(&sum, static_cast<char*>(acc) + offset, 16);
+    const i32x4 even = (i32x4)((i16x8)(bytes & 0x00ff00ff) * x_even);
+    const i32x4 odd = (i32x4)((i16x8)(bytes >> 8 & 0x00ff00ff) * x_odd);
+    sum += (even << 16 >> 16) + (even >> 16) + (odd << 16 >> 16) + (odd >> 16);
+    memcpy(static_cast<char*>(acc) + offset, &sum, 16);
+  }
 }
 // acc + the sum over the 4 bytes of each lane of u * x, u unsigned <= kMaxCode, x the 4 signed bytes at `x`,
 // exact.
 template <int kMaxCode>
 ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
-  add_products(acc, u, x);
+  add_products(&acc, &u, x);
   return acc;
 }
 
