@@ -239,6 +239,15 @@ def test_a_rows_result_depends_on_that_row_alone(name: str, driver: str, isa: st
     np.testing.assert_array_equal(roomy.view(np.uint32), alone[:5].view(np.uint32))
 
 
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", "bf16"])
+def test_more_rows_than_the_gemm_keeps_sums_for(name: str) -> None:
+    matrix, x = matrix_of(name, 40, 768), random_x(545, 768)
+    expected = matrix.times("scalar", "gemm", x)
+    for isa in native.isa_names():
+        y = matrix.times(isa, "gemm", x)
+        np.testing.assert_array_equal(y.view(np.uint32), expected.view(np.uint32), err_msg=isa)
+
+
 @pytest.mark.parametrize("isa", native.isa_names())
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("name", LAYOUTS)
