@@ -19,30 +19,50 @@ using portable::Format;
 using portable::kFormatIds;
 using portable::KnownFormat;
 
-bool finite_fp16(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
+bool passes(Check check, const uint8_t* p) {
+  if (check == Check::Fp16) return (p[1] & 0x7c) != 0x7c;
+  return check == Check::None || p[0] != 0xff;
+}
 
-// One element of a field, which is the same number of bytes in file and tile; moving bits is its own inverse.
+// One element from the file into the tile, and back.
 template <int N>
-void copy_element(bool bit_lanes, const uint8_t* from, uint8_t* to) {
-  if (N == 4 && bit_lanes) {
+void pack_element(const Field& field, const uint8_t* file, uint8_t* tile) {
+  for (int i = 0; i < N; ++i) tile[i] = file[i * field.byte_step];
+  if (N == 4 && field.bits != Bits::AsInFile) {
     uint32_t bits = 0;
-    std::memcpy(&bits, from, N);
-    bits = move_bits(bits);
-    std::memcpy(to, &bits, N);
-  } else {
-    std::memcpy(to, from, N);
+    std::memcpy(&bits, tile, N);
+    bits = to_tile(field.bits, bits);
+    std::memcpy(tile, &bits, N);
   }
+}
+template <int N>
+void unpack_element(const Field& field, const uint8_t* tile, uint8_t* file) {
+  uint8_t bytes[N];
+  std::memcpy(bytes, tile, N);
+  if (N == 4 && field.bits != Bits::AsInFile) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, tile, N);
+    bits = to_file(field.bits, bits);
+    std::memcpy(bytes, &bits, N);
+  }
+  for (int i = 0; i < N; ++i) file[i * field.byte_step] = bytes[i];
 }
 
 template <int N>
 bool pack_field(const Field& field, const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) {
   bool finite = true;
+  const bool plain = field.byte_step == 1 && field.bits == Bits::AsInFile;
   for (int row = 0; row < rows; ++row) {
-    const uint8_t* source = file + row * row_bytes + field.file_byte;
-    for (int i = 0; i < field.count; ++i) {
-      copy_element<N>(field.bit_lanes, source + i * N, tile + (i * kStripRows + row) * N);
-      if (field.fp16_scale) finite &= finite_fp16(source + i * N);
-    }
+    const uint8_t* source = file + row * row_bytes;
+    for_each_element(field, [&](int i, int at) {
+      uint8_t* target = tile + (i * kStripRows + row) * N;
+      if (plain) {
+        std::memcpy(target, source + at, N);
+      } else {
+        pack_element<N>(field, source + at, target);
+      }
+      if (field.check != Check::None) finite &= passes(field.check, source + at);
+    });
   }
   return finite;
 }
@@ -50,10 +70,9 @@ bool pack_field(const Field& field, const uint8_t* file, int64_t row_bytes, int 
 template <int N>
 void unpack_field(const Field& field, const uint8_t* tile, int rows, uint8_t* file, int64_t row_bytes) {
   for (int row = 0; row < rows; ++row) {
-    uint8_t* target = file + row * row_bytes + field.file_byte;
-    for (int i = 0; i < field.count; ++i) {
-      copy_element<N>(field.bit_lanes, tile + (i * kStripRows + row) * N, target + i * N);
-    }
+    for_each_element(field, [&](int i, int at) {
+      unpack_element<N>(field, tile + (i * kStripRows + row) * N, file + row * row_bytes + at);
+    });
   }
 }
 
@@ -74,6 +93,9 @@ bool pack_tile(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) 
         break;
     }
     tile += kStripRows * field.size();
+  }
+  if constexpr (requires { F::finite_scale(file); }) {
+    for (int row = 0; row < rows; ++row) finite &= F::finite_scale(file + row * row_bytes);
   }
   return finite;
 }

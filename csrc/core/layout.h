@@ -14,20 +14,45 @@ namespace isthmus {
 
 constexpr int kStripRows = 16;
 
-struct Field {
-  int file_byte;            // where the field starts in the file's block
-  int bytes;                // of one element: 1, 2 or 4
-  int count;                // elements
-  bool fp16_scale = false;  // must be finite: Inf or NaN there means a damaged file
-  bool bit_lanes = false;   // 32 single bits, moved so that a shift and a mask give the bits of 4 columns
-
-  constexpr int size() const { return bytes * count; }
+// What happens to the bits of a 4-byte element on its way into the tile; each can be undone.
+enum class Bits : uint8_t {
+  AsInFile,
+  Lanes,      // 32 single bits, moved so that a shift and a mask give the bits of 4 columns
+  LanePairs,  // the same for 16 codes of 2 bits
+  SignWord,   // 4 x 7 signs, then 4 spare bits: byte l becomes signs of group l, spare bit l on top
+  SignHigh,   // per byte a spare bit, then 7 signs: the spare bit goes on top
 };
 
-constexpr Field half_scale(int file_byte) { return {file_byte, 2, 1, true}; }
+// What an element must not be: a scale that is Inf or NaN means a damaged file.
+enum class Check : uint8_t { None, Fp16, E8m0 };
+
+struct Field {
+  int file_byte;  // where the field starts in the file's block
+  int bytes;      // of one element: 1, 2 or 4
+  int count;      // elements
+  Check check = Check::None;
+  Bits bits = Bits::AsInFile;
+  // Of fields that interleave in the file: runs of `run` elements start `stride` bytes apart (run divides
+  // count; 0: one run), and the bytes of an element stand `byte_step` apart.
+  int run = 0, stride = 0, byte_step = 1;
+
+  constexpr int size() const { return bytes * count; }
+  constexpr int run_length() const { return run == 0 ? count : run; }
+};
+
+constexpr Field half_scale(int file_byte) { return {file_byte, 2, 1, Check::Fp16}; }
 constexpr Field byte_field(int file_byte, int count) { return {file_byte, 1, count}; }
 constexpr Field vector_field(int file_byte, int count) { return {file_byte, 4, count}; }
-constexpr Field bit_field(int file_byte) { return {file_byte, 4, 1, false, true}; }
+constexpr Field bit_field(int file_byte) { return {file_byte, 4, 1, Check::None, Bits::Lanes}; }
+
+// Calls fn(element, its file byte) for each element of a field.
+template <class Fn>
+constexpr void for_each_element(const Field& field, const Fn& fn) {
+  const int run = field.run_length();
+  for (int first = 0, begin = field.file_byte; first < field.count; first += run, begin += field.stride) {
+    for (int i = 0; i < run; ++i) fn(first + i, begin + i * field.bytes);
+  }
+}
 
 // Bit 8l + 4h + i (column 8l + 4h + i) <-> bit l + 4h of byte i: l and i, two bits of the index each, change
 // places. Its own inverse.
@@ -36,6 +61,48 @@ constexpr uint32_t move_bits(uint32_t x) {
   x ^= t ^ (t << 7);
   t = (x ^ (x >> 14)) & 0x0000cccc;
   return x ^ t ^ (t << 14);
+}
+
+// The same for codes of 2 bits: code 4s + i <-> bits 2s, 2s + 1 of byte i, a transposition of 4 x 4.
+constexpr uint32_t move_bit_pairs(uint32_t x) {
+  uint32_t t = (x ^ (x >> 6)) & 0x00cc00cc;
+  x ^= t ^ (t << 6);
+  t = (x ^ (x >> 12)) & 0x0000f0f0;
+  return x ^ t ^ (t << 12);
+}
+
+constexpr uint32_t to_tile(Bits bits, uint32_t x) {
+  uint32_t out = 0;
+  switch (bits) {
+    case Bits::Lanes:
+      return move_bits(x);
+    case Bits::LanePairs:
+      return move_bit_pairs(x);
+    case Bits::SignWord:
+      for (int l = 0; l < 4; ++l) out |= ((x >> 7 * l & 0x7f) | (x >> (28 + l) & 1) << 7) << 8 * l;
+      return out;
+    case Bits::SignHigh:
+      return (x >> 1 & 0x7f7f7f7f) | (x & 0x01010101) << 7;
+    default:
+      return x;
+  }
+}
+
+constexpr uint32_t to_file(Bits bits, uint32_t x) {
+  uint32_t out = 0;
+  switch (bits) {
+    case Bits::Lanes:
+      return move_bits(x);
+    case Bits::LanePairs:
+      return move_bit_pairs(x);
+    case Bits::SignWord:
+      for (int l = 0; l < 4; ++l) out |= (x >> 8 * l & 0x7f) << 7 * l | (x >> (8 * l + 7) & 1) << (28 + l);
+      return out;
+    case Bits::SignHigh:
+      return (x & 0x7f7f7f7f) << 1 | (x >> 7 & 0x01010101);
+    default:
+      return x;
+  }
 }
 
 template <int N>
@@ -50,14 +117,17 @@ template <int N>
 constexpr bool fields_cover(const Field (&fields)[N], int block_bytes) {
   bool seen[512] = {};
   if (fields_bytes(fields) != block_bytes || block_bytes > 512) return false;
+  bool fits = true;
   for (const Field& f : fields) {
-    for (int i = 0; i < f.size(); ++i) {
-      const int at = f.file_byte + i;
-      if (at < 0 || at >= block_bytes || seen[at]) return false;
-      seen[at] = true;
-    }
+    for_each_element(f, [&](int, int begin) {
+      for (int i = 0; i < f.bytes; ++i) {
+        const int at = begin + i * f.byte_step;
+        fits = fits && at >= 0 && at < block_bytes && !seen[at];
+        if (fits) seen[at] = true;
+      }
+    });
   }
-  return true;
+  return fits;
 }
 
 }  // namespace isthmus
