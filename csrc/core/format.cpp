@@ -2,10 +2,12 @@
 
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "core/layout.h"
+#include "core/transpose.h"
 
 #define ISTHMUS_ISA portable
 #include "simd/scalar.h"
@@ -49,7 +51,7 @@ void unpack_element(const Field& field, const uint8_t* tile, uint8_t* file) {
 }
 
 template <int N>
-bool pack_field(const Field& field, const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) {
+bool pack_elements(const Field& field, const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) {
   bool finite = true;
   const bool plain = field.byte_step == 1 && field.bits == Bits::AsInFile;
   for (int row = 0; row < rows; ++row) {
@@ -76,23 +78,66 @@ void unpack_field(const Field& field, const uint8_t* tile, int rows, uint8_t* fi
   }
 }
 
-template <class F>
-bool pack_tile(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) {
+// The fields of which whole strips are transposed.
+constexpr bool is_plain(const Field& field) {
+  return !field.fp16_scale && (field.bytes == 4 || field.bytes == 1);
+}
+
+// Moves the bits of `count` dwords in place, a multiple of 16: a loop the compiler makes vectors of.
+void move_bits(uint8_t* dwords, int count) {
+  for (int i = 0; i < count; i += 16) {
+    uint32_t lanes[16];
+    std::memcpy(lanes, dwords + 4 * i, sizeof lanes);
+    for (uint32_t& lane : lanes) lane = move_bits(lane);
+    std::memcpy(dwords + 4 * i, lanes, sizeof lanes);
+  }
+}
+
+template <Field F>
+bool pack_field(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) {
+  if constexpr (is_plain(F)) {
+    if (rows == kStripRows) {
+      if constexpr (F.bytes == 4) {
+        transpose_dwords(file + F.file_byte, row_bytes, F.count, tile);
+        if constexpr (F.bit_lanes) move_bits(tile, kStripRows * F.count);
+      } else {
+        transpose_bytes(file + F.file_byte, row_bytes, F.count, tile);
+      }
+      return true;
+    }
+  }
+  return pack_elements<F.bytes>(F, file, row_bytes, rows, tile);
+}
+
+template <class F, size_t... I>
+bool pack_tile(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile, std::index_sequence<I...>) {
   if (rows < kStripRows) std::memset(tile, 0, kStripRows * F::block_bytes);
   bool finite = true;
-  for (const Field& field : F::fields) {
-    switch (field.bytes) {
-      case 1:
-        finite &= pack_field<1>(field, file, row_bytes, rows, tile);
-        break;
-      case 2:
-        finite &= pack_field<2>(field, file, row_bytes, rows, tile);
-        break;
-      default:
-        finite &= pack_field<4>(field, file, row_bytes, rows, tile);
-        break;
-    }
+  const auto pack = [&]<Field field>() {
+    finite &= pack_field<field>(file, row_bytes, rows, tile);
     tile += kStripRows * field.size();
+  };
+  (pack.template operator()<F::fields[I]>(), ...);
+  return finite;
+}
+
+// A block that is one element: neighbouring blocks of a row are neighbouring elements.
+template <class F>
+constexpr bool kOneDword =
+    std::size(F::fields) == 1 && F::fields[0].bytes == 4 && F::block_bytes == 4 && !F::fields[0].bit_lanes;
+
+template <class F>
+bool pack_tiles(const uint8_t* file, int64_t row_bytes, int rows, int64_t tiles, uint8_t* tile) {
+  if constexpr (kOneDword<F>) {
+    if (rows == kStripRows) {
+      transpose_dwords(file, row_bytes, tiles, tile);
+      return true;
+    }
+  }
+  bool finite = true;
+  for (int64_t i = 0; i < tiles; ++i) {
+    finite &= pack_tile<F>(file + i * F::block_bytes, row_bytes, rows, tile + i * kStripRows * F::block_bytes,
+                           std::make_index_sequence<std::size(F::fields)>{});
   }
   if constexpr (requires { F::finite_scale(file); }) {
     for (int row = 0; row < rows; ++row) finite &= F::finite_scale(file + row * row_bytes);
@@ -122,7 +167,7 @@ template <int Id>
 constexpr FormatInfo make_info() {
   if constexpr (KnownFormat<Id>) {
     using F = Format<Id>;
-    return {Id, F::name, F::policy, F::block_columns, F::block_bytes, &pack_tile<F>, &unpack_tile<F>};
+    return {Id, F::name, F::policy, F::block_columns, F::block_bytes, &pack_tiles<F>, &unpack_tile<F>};
   } else {
     return {-1, nullptr, Policy::F32, 1, 1, nullptr, nullptr};
   }

@@ -15,10 +15,11 @@ struct FormatInfo {
   int block_columns;  // K must be a multiple of it (BF16 counts as 2)
   int block_bytes;    // of one block of one row, in the file and, 16 rows together, in the tile
 
-  // Packs block b of `rows` (1..16) rows, row r at `file + r * row_bytes`, into one tile of 16 * block_bytes;
-  // rows past `rows` become zero bits. False if a fp16 scale is Inf or NaN; the tile is written all the same.
-  bool (*pack_tile)(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile);
-  // The inverse.
+  // Packs `tiles` blocks that follow each other in each of `rows` (1..16) rows, row r at `file + r *
+  // row_bytes`, into as many tiles of 16 * block_bytes; rows past `rows` become zero bits. False if a fp16
+  // scale is Inf or NaN; the tiles are written all the same.
+  bool (*pack_tiles)(const uint8_t* file, int64_t row_bytes, int rows, int64_t tiles, uint8_t* packed);
+  // The inverse, of one tile.
   void (*unpack_tile)(const uint8_t* tile, int rows, uint8_t* file, int64_t row_bytes);
 
   int64_t tile_bytes() const { return int64_t{16} * block_bytes; }

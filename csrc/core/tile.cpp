@@ -20,12 +20,9 @@ int64_t pack_strips(const FormatInfo& format, const uint8_t* file, int64_t rows,
   for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
     const int valid = static_cast<int>(std::min<int64_t>(kStripRows, rows - strip * kStripRows));
     const uint8_t* source = file + strip * kStripRows * row_bytes;
-    uint8_t* tile = packed + strip * strip_bytes(format, columns);
-    for (int64_t i = 0; i < tiles; ++i) {
-      const bool finite = format.pack_tile(source + i * format.block_bytes, row_bytes, valid, tile);
-      if (!finite && bad < 0) bad = strip;
-      tile += format.tile_bytes();
-    }
+    const bool finite =
+        format.pack_tiles(source, row_bytes, valid, tiles, packed + strip * strip_bytes(format, columns));
+    if (!finite && bad < 0) bad = strip;
   }
   return bad;
 }

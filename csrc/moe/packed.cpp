@@ -89,7 +89,7 @@ void PackedWeights::report_damage(const uint8_t* file) const {
   for (int64_t row = 0; row < experts_ * rows_; row++) {
     for (int64_t block = 0; block < blocks; block++) {
       const uint8_t* at = file + row * row_bytes + block * format_->block_bytes;
-      if (format_->pack_tile(at, row_bytes, 1, tile.data())) continue;
+      if (format_->pack_tiles(at, row_bytes, 1, 1, tile.data())) continue;
       throw std::invalid_argument("expert " + to_string(row / rows_) + ", row " + to_string(row % rows_) +
                                   ", block " + to_string(block) + " (byte " + to_string(at - file) +
                                   "): the scale of a " + format_->name +
