@@ -78,31 +78,37 @@ void unpack_field(const Field& field, const uint8_t* tile, int rows, uint8_t* fi
   }
 }
 
-// The fields of which whole strips are transposed.
-constexpr bool is_plain(const Field& field) {
-  return !field.fp16_scale && (field.bytes == 4 || field.bytes == 1);
+// The fields of which whole strips are transposed, run by run.
+constexpr bool is_transposed(const Field& field) {
+  return field.check == Check::None && field.byte_step == 1 && (field.bytes == 4 || field.bytes == 1);
 }
 
 // Moves the bits of `count` dwords in place, a multiple of 16: a loop the compiler makes vectors of.
-void move_bits(uint8_t* dwords, int count) {
+template <Bits kBits>
+void move_to_tile(uint8_t* dwords, int count) {
   for (int i = 0; i < count; i += 16) {
     uint32_t lanes[16];
     std::memcpy(lanes, dwords + 4 * i, sizeof lanes);
-    for (uint32_t& lane : lanes) lane = move_bits(lane);
+    for (uint32_t& lane : lanes) lane = to_tile(kBits, lane);
     std::memcpy(dwords + 4 * i, lanes, sizeof lanes);
   }
 }
 
 template <Field F>
 bool pack_field(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile) {
-  if constexpr (is_plain(F)) {
+  if constexpr (is_transposed(F)) {
     if (rows == kStripRows) {
-      if constexpr (F.bytes == 4) {
-        transpose_dwords(file + F.file_byte, row_bytes, F.count, tile);
-        if constexpr (F.bit_lanes) move_bits(tile, kStripRows * F.count);
-      } else {
-        transpose_bytes(file + F.file_byte, row_bytes, F.count, tile);
+      constexpr int run = F.run_length();
+      for (int first = 0, at = F.file_byte; first < F.count; first += run, at += F.stride) {
+        uint8_t* const to = tile + first * kStripRows * F.bytes;
+        if constexpr (F.bytes == 4) {
+          transpose_dwords(file + at, row_bytes, run, to);
+        } else {
+          transpose_bytes(file + at, row_bytes, run, to);
+        }
       }
+      if constexpr (F.bytes == 4 && F.bits != Bits::AsInFile)
+        move_to_tile<F.bits>(tile, kStripRows * F.count);
       return true;
     }
   }
@@ -118,13 +124,16 @@ bool pack_tile(const uint8_t* file, int64_t row_bytes, int rows, uint8_t* tile, 
     tile += kStripRows * field.size();
   };
   (pack.template operator()<F::fields[I]>(), ...);
+  if constexpr (requires { F::finite_scale(file); }) {
+    for (int row = 0; row < rows; ++row) finite &= F::finite_scale(file + row * row_bytes);
+  }
   return finite;
 }
 
 // A block that is one element: neighbouring blocks of a row are neighbouring elements.
 template <class F>
-constexpr bool kOneDword =
-    std::size(F::fields) == 1 && F::fields[0].bytes == 4 && F::block_bytes == 4 && !F::fields[0].bit_lanes;
+constexpr bool kOneDword = std::size(F::fields) == 1 && F::block_bytes == 4 && F::fields[0].bytes == 4 &&
+                           is_transposed(F::fields[0]) && F::fields[0].bits == Bits::AsInFile;
 
 template <class F>
 bool pack_tiles(const uint8_t* file, int64_t row_bytes, int rows, int64_t tiles, uint8_t* tile) {
@@ -138,9 +147,6 @@ bool pack_tiles(const uint8_t* file, int64_t row_bytes, int rows, int64_t tiles,
   for (int64_t i = 0; i < tiles; ++i) {
     finite &= pack_tile<F>(file + i * F::block_bytes, row_bytes, rows, tile + i * kStripRows * F::block_bytes,
                            std::make_index_sequence<std::size(F::fields)>{});
-  }
-  if constexpr (requires { F::finite_scale(file); }) {
-    for (int row = 0; row < rows; ++row) finite &= F::finite_scale(file + row * row_bytes);
   }
   return finite;
 }
