@@ -28,6 +28,7 @@ ISTHMUS_INLINE u8v set1_u8(uint8_t x) {
   return {v, v};
 }
 ISTHMUS_INLINE u8v as_u8(i32v a) { return {a.lo, a.hi}; }
+ISTHMUS_INLINE i32v as_i32(u8v a) { return {a.lo, a.hi}; }
 ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) {
   return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }
@@ -50,6 +51,17 @@ ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) {
   return {_mm256_srlv_epi32(a.lo, count), _mm256_srlv_epi32(a.hi, count)};
 }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
+ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
+ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) {
+  return {_mm256_subs_epu8(a.lo, b.lo), _mm256_subs_epu8(a.hi, b.hi)};
+}
+ISTHMUS_INLINE u8v average_u8(u8v a, u8v b) {
+  return {_mm256_avg_epu8(a.lo, b.lo), _mm256_avg_epu8(a.hi, b.hi)};
+}
+ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(t, u.lo), _mm256_shuffle_epi8(t, u.hi)};
+}
 
 ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

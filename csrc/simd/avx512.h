@@ -18,6 +18,7 @@ ISTHMUS_INLINE u8v load_u8(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { _mm512_storeu_si512(p, a.v); }
 ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
 ISTHMUS_INLINE u8v as_u8(i32v a) { return {a.v}; }
+ISTHMUS_INLINE i32v as_i32(u8v a) { return {a.v}; }
 ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) { return {_mm512_and_si512(a.v, b.v)}; }
 ISTHMUS_INLINE u8v bit_or(u8v a, u8v b) { return {_mm512_or_si512(a.v, b.v)}; }
 ISTHMUS_INLINE u8v bit_xor(u8v a, u8v b) { return {_mm512_xor_si512(a.v, b.v)}; }
@@ -31,6 +32,13 @@ ISTHMUS_INLINE u8v shift_left(u8v a) {
 }
 ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) { return {_mm512_srlv_epi32(a.v, _mm512_set1_epi32(n))}; }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {_mm512_add_epi8(a.v, b.v)}; }
+ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) { return {_mm512_subs_epu8(a.v, b.v)}; }
+ISTHMUS_INLINE u8v average_u8(u8v a, u8v b) { return {_mm512_avg_epu8(a.v, b.v)}; }
+ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
+  const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), u.v)};
+}
 
 ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

@@ -83,6 +83,9 @@ ISTHMUS_INLINE i32v add(i32v a, i32v b) {
 ISTHMUS_INLINE i32v sub(i32v a, i32v b) {
   return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
 }
+ISTHMUS_INLINE i32v max(i32v a, i32v b) {
+  return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
+}
 ISTHMUS_INLINE i32v bit_and(i32v a, i32v b) {
   return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }

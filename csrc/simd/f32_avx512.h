@@ -54,6 +54,7 @@ ISTHMUS_INLINE i32v round_to_i32(f32v a) {
 }
 ISTHMUS_INLINE i32v add(i32v a, i32v b) { return {_mm512_add_epi32(a.v, b.v)}; }
 ISTHMUS_INLINE i32v sub(i32v a, i32v b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+ISTHMUS_INLINE i32v max(i32v a, i32v b) { return {_mm512_max_epi32(a.v, b.v)}; }
 ISTHMUS_INLINE i32v bit_and(i32v a, i32v b) { return {_mm512_and_si512(a.v, b.v)}; }
 ISTHMUS_INLINE i32v bit_or(i32v a, i32v b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int N>

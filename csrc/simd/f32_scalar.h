@@ -112,6 +112,7 @@ ISTHMUS_INLINE i32v add(i32v a, i32v b) {  // wraps
 ISTHMUS_INLINE i32v sub(i32v a, i32v b) {  // wraps
   return {(i32x16)((u32x16)a.v - (u32x16)b.v)};
 }
+ISTHMUS_INLINE i32v max(i32v a, i32v b) { return {a.v > b.v ? a.v : b.v}; }
 ISTHMUS_INLINE i32v bit_and(i32v a, i32v b) { return {a.v & b.v}; }
 ISTHMUS_INLINE i32v bit_or(i32v a, i32v b) { return {a.v | b.v}; }
 template <int N>

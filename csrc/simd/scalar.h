@@ -28,6 +28,7 @@ ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { memcpy(p, &a.v, sizeof a.v); }
 ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {x * 0x01010101u + u32x16{}}; }
 ISTHMUS_INLINE u8v as_u8(i32v a) { return {(u32x16)a.v}; }
+ISTHMUS_INLINE i32v as_i32(u8v a) { return {(i32x16)a.v}; }
 ISTHMUS_INLINE u8v bit_and(u8v a, u8v b) { return {a.v & b.v}; }
 ISTHMUS_INLINE u8v bit_or(u8v a, u8v b) { return {a.v | b.v}; }
 ISTHMUS_INLINE u8v bit_xor(u8v a, u8v b) { return {a.v ^ b.v}; }
@@ -43,6 +44,24 @@ ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) { return {a.v >> n}; }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) {  // per byte, wraps
   constexpr uint32_t top = 0x80808080u;    // borrow stays inside a byte
   return {((a.v | top) - (b.v & ~top)) ^ ((a.v ^ ~b.v) & top)};
+}
+typedef uint8_t u8x64 __attribute__((vector_size(64)));
+ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {(u32x16)((u8x64)a.v + (u8x64)b.v)}; }  // per byte, wraps
+ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) {  // per byte, never below 0
+  const u8x64 x = (u8x64)a.v, y = (u8x64)b.v;
+  return {(u32x16)((u8x64)(x > y) & (x - y))};
+}
+ISTHMUS_INLINE u8v average_u8(u8v a, u8v b) {  // per byte, halves upwards
+  return {(a.v | b.v) - ((a.v ^ b.v) >> 1 & 0x7f7f7f7f)};
+}
+
+// table[u] for each byte u, which must be below 16.
+static __attribute__((noinline, unused)) void look_up(const uint8_t* table, uint8_t* codes) {
+  for (int i = 0; i < 64; ++i) codes[i] = table[codes[i]];
+}
+ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
+  look_up(table, reinterpret_cast<uint8_t*>(&u));
+  return u;
 }
 
 // 16 bytes as 16 lanes.
