@@ -2,7 +2,8 @@
 // columns.
 //
 // Formats without minima give signed codes q = u - zero, those with minima unsigned ones (minima stay apart:
-// folded in, the error grows from 0.55 to 0.70 %). With qmax the largest |q|, top = 127 (signed) or 255:
+// folded in, the error grows from 0.55 to 0.70 %). With qmax the largest |q|, top = 127 (signed; a format may
+// have less) or 255 (unsigned):
 //   S = max_j |s_j| * (qmax / top);  F_j = round(s_j * (128 top / qmax / max_j |s_j|)), 16 bits
 //   code = round(q * F_j / 128)
 // so that w is about S * code + addend_j. A step whose scales are all zero has S = 0 and codes 0. An unsigned
@@ -35,6 +36,18 @@ constexpr int largest_code() {
   return F::zero > F::max_code - F::zero ? F::zero : F::max_code - F::zero;
 }
 
+template <class F>
+constexpr int panel_top() {
+  if constexpr (requires { F::panel_top; }) {
+    return F::panel_top;
+  } else {
+    return kSignedPanel<F> ? 127 : 255;
+  }
+}
+
+// Scales below this count as zero: their reciprocal might not be finite. Only MXFP4 can hold such.
+constexpr float kTinyScale = 0x1p-100f;
+
 ISTHMUS_INLINE f32v magnitude(f32v a) { return as_f32(bit_and(as_i32(a), set1_i32(0x7fffffff))); }
 
 constexpr int kSliceSteps =
@@ -50,7 +63,7 @@ struct StepFactors {
 template <class F, class S, int kHalves>
 ISTHMUS_INLINE void find_factors(const S& step, Int<kHalves>, PanelStep& out, StepFactors& factors) {
   static_assert(kTurnable<F>);
-  constexpr float kTop = kSignedPanel<F> ? 127.0f : 255.0f, kLargest = largest_code<F>();
+  constexpr float kTop = panel_top<F>(), kLargest = largest_code<F>();
   constexpr int kPerHalf = S::kScalesPerHalf;
   f32v scales[kHalves * kPerHalf], top = zero();
   unroll<kHalves * kPerHalf>([&](auto i) ISTHMUS_INLINE_LAMBDA {
@@ -62,7 +75,7 @@ ISTHMUS_INLINE void find_factors(const S& step, Int<kHalves>, PanelStep& out, St
     }
   });
   store(out.scale, mul(top, set1(kLargest / kTop)));
-  const f32v inverse = select_lt(zero(), top, div(set1(128.0f * kTop / kLargest), top), zero());
+  const f32v inverse = select_lt(set1(kTinyScale), top, div(set1(128.0f * kTop / kLargest), top), zero());
   unroll<kHalves * kPerHalf>([&](auto i) ISTHMUS_INLINE_LAMBDA {
     const f32v ratio = mul(scales[i], inverse);
     store(factors.factor[i], round_to_i32(kSignedPanel<F> ? ratio : magnitude(ratio)));

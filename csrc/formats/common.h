@@ -9,6 +9,7 @@
 //   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows
 //   each codes<C, G>(tile)       u of columns 32 C + 4 G .. + 3 for 16 rows, G = 0..7
 //   signed_codes<C, G>(tile, part)   optional: u - zero, where that is cheaper
+//   panel_top               optional: the largest code of the GEMM's panel, below 127 (drivers/panel.h)
 // for Policy::F32 and Policy::Bf16:
 //   column<C>(tile)         column C of the tile as fp32, 16 rows
 #pragma once
@@ -32,6 +33,12 @@ ISTHMUS_INLINE f32v load_fp16(const uint8_t* p) { return load_f16(reinterpret_ca
 template <int kHigh>
 ISTHMUS_INLINE u8v nibbles(const uint8_t* p) {
   return bit_and(shift_right<4 * kHigh>(load_u8(p)), set1_u8(15));
+}
+
+// Bits 2 kPair and 2 kPair + 1 of each byte.
+template <int kPair>
+ISTHMUS_INLINE u8v bit_pairs(u8v v) {
+  return bit_and(shift_right<2 * kPair>(v), set1_u8(3));
 }
 
 // Bit kBit of each byte moved to bit kTo, the other bits zero.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import INTEGERS, LAYOUTS, Matrix, block_columns, kernels, kind_of, random_matrix
+from blocks import INTEGERS, LAYOUTS, Matrix, block_columns, kernels, kind_of, random_matrix, set_half
 
 from isthmus import native
 
@@ -70,10 +70,17 @@ FP16_FIELDS = [(name, at) for name in INTEGERS for at in (*LAYOUTS[name].scale, 
 @pytest.mark.parametrize(("name", "at"), FP16_FIELDS)
 def test_a_scale_that_is_not_finite_is_found_while_packing(name: str, at: int, bad: int) -> None:
     matrix = random_matrix(name, 40, 768)
-    block_bytes = matrix.file.shape[1] * block_columns(name) // 768
-    last_row = matrix.file[39]
-    last_row[-block_bytes + at : len(last_row) - block_bytes + at + 2] = np.frombuffer(
-        np.uint16(bad).tobytes(), np.uint8
-    )
+    blocks = matrix.blocks
+    set_half(name, blocks[39, -1], at, np.uint16(bad).view(np.float16))
     with pytest.raises(ValueError, match="Inf or NaN scale in rows from 32"):
-        kernels.pack(int(kind_of(name)), 40, 768, matrix.file.reshape(-1))
+        kernels.pack(int(kind_of(name)), 40, 768, blocks.reshape(-1))
+
+
+def test_an_e8m0_scale_of_255_is_found_while_packing() -> None:
+    """254, 2^127, is the largest; the product with it may overflow, as the file says."""
+    blocks = random_matrix("mxfp4", 40, 768).blocks
+    blocks[33, 5, 0] = 254
+    kernels.pack(kind_of("mxfp4"), 40, 768, blocks.reshape(-1))
+    blocks[33, 5, 0] = 255
+    with pytest.raises(ValueError, match="Inf or NaN scale in rows from 32"):
+        kernels.pack(kind_of("mxfp4"), 40, 768, blocks.reshape(-1))

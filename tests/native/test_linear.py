@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from random_weights import format_id, is_float, random_weight
+from blocks import BYTE_SCALED, INTEGERS, LAYOUTS, set_half
+from random_weights import format_id, random_weight
 
 from isthmus import native
-
-FORMATS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
+from isthmus.formats.spec import by_name
 
 
 def bound_of(name: str, gemm: bool) -> float:
@@ -53,7 +53,7 @@ def relative_error(y: torch.Tensor, expected: np.ndarray) -> float:
 # --- joined ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("rows", [8, 24, 40, 56, 200])
 def test_one_matrix_of_every_format_and_odd_height(name: str, rows: int) -> None:
     w = random_weight(name, 1, rows, 512, seed=rows)
@@ -142,7 +142,7 @@ def test_threads_and_instruction_sets_give_the_same_bits(name: str, exact: bool)
                 assert torch.equal(apply(op, x), expected), f"{isa}, {threads} threads, {tokens} rows"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_exact_batch_equals_each_row_alone(name: str) -> None:
     w = random_weight(name, 1, 40, 256, seed=6)
     op = native.Linear([w.packed], exact=True)
@@ -195,7 +195,7 @@ def test_exact_heads_of_a_batch_equal_each_row_alone() -> None:
 # --- packing ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_unpacking_gives_the_files_bits_and_rows_are_read_out_of_the_tiles(name: str) -> None:
     w = random_weight(name, 3, 24, 512, seed=9)
     data = w.packed.unpack()
@@ -233,15 +233,16 @@ def test_packing_refuses_what_does_not_fit(arguments: tuple[int, int, int, int],
         native.pack(bytes(1000), *arguments)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if not is_float(name)])
+@pytest.mark.parametrize("name", [name for name in INTEGERS if name not in BYTE_SCALED])
 def test_a_scale_that_is_not_finite_is_named(name: str) -> None:
     columns = 512
-    data = bytearray(random_weight(name, 2, 24, columns, seed=11).packed.unpack())
-    blocks, size = (2, len(data) // (48 * 2)) if name.endswith("_k") else (16, len(data) // (48 * 16))
-    at = (30 * blocks + 1) * size  # row 30 of 48 = expert 1, row 6; its second block
-    scale = at + (208 if name == "q6_k" else 0)
+    width, size = by_name(name).block_columns, by_name(name).block_bytes
+    per_row = columns // width
+    data = np.frombuffer(random_weight(name, 2, 24, columns, seed=11).packed.unpack(), np.uint8).copy()
+    damaged = data.reshape(48, per_row, size)[30, 1]  # row 30 of 48 = expert 1, row 6; its second block
+    at = (30 * per_row + 1) * size
     for bits in (0x7C00, 0xFC00, 0x7E00):  # Inf, -Inf, NaN
-        data[scale : scale + 2] = bits.to_bytes(2, "little")
+        set_half(name, damaged, LAYOUTS[name].scale[0], np.uint16(bits).view(np.float16))
         with pytest.raises(
             ValueError, match=rf"expert 1, row 6, block 1 \(byte {at}\): the scale of a {name}"
         ):

@@ -44,12 +44,15 @@ def rounded_to_bf16(x: Floats) -> Floats:
     return ((word + 0x7FFF + (word >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
+# The largest code of a signed panel, where that is not 127.
+PANEL_TOP = {"mxfp4": 96, "tq2_0": 126, "q2_0": 126}
+
+
 def requantized(matrix: Matrix) -> NDArray[np.float64]:
     """The weights of the GEMM's panel: 8-bit codes, one scale per row and 64 columns (drivers/panel.h)."""
     plain = matrix.without_minima()
     top_code = CODES[matrix.name]
-    spread = plain.highest().values.astype(np.float64) - plain.lowest().values
-    scale = (spread / top_code).astype(np.float32)  # exact: s is d times a small integer
+    scale = plain.scales()
     addend = matrix.values.astype(np.float64) - plain.values
     has_minima = bool(LAYOUTS[matrix.name].minimum)
     if has_minima:  # a negative scale counts the code from the top, so that it is never below zero
@@ -60,7 +63,8 @@ def requantized(matrix: Matrix) -> NDArray[np.float64]:
         sizes, largest, top = np.abs(scale), top_code, np.float32(255)
     else:
         code = np.rint(plain.values / np.where(scale == 0, 1, scale))
-        sizes, largest, top = scale, (top_code + 1) // 2, np.float32(127)
+        largest = 127 if matrix.name.startswith("iq4") else (top_code + 1) // 2
+        sizes, top = scale, np.float32(PANEL_TOP.get(matrix.name, 127))
     out = np.zeros(matrix.values.shape)
     for k in range(0, matrix.columns, 64):
         step = np.s_[:, k : k + 64]
@@ -203,9 +207,7 @@ def test_extreme_codes_against_extreme_x(name: str, driver: str, isa: str) -> No
     for scale_sign in (1, -1):
         matrix = random_matrix(name, 24, columns)
         if name in INTEGERS:
-            at = LAYOUTS[name].scale[0]
-            one = np.float16(scale_sign).tobytes()
-            matrix = matrix.with_bytes(((at, at + 1),), one[0]).with_bytes(((at + 1, at + 2),), one[1])
+            matrix = matrix.with_scale(scale_sign)
         extremes = (matrix.lowest(), matrix.highest()) if name in INTEGERS else (matrix,)
         for extreme in extremes:
             x = np.full((6, columns), 127, np.float32)

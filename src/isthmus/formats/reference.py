@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from isthmus.formats import codebook_reference, ternary_reference
+from isthmus.formats.bits import Bytes, Floats, bit_pairs, column_bits
+from isthmus.formats.bits import half as _half
+from isthmus.formats.bits import nibbles as _nibbles
 from isthmus.formats.spec import FormatSpec
-
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 
 _SLICE_BLOCKS = 1 << 14  # blocks decoded at a time: the temporaries of 256-column blocks stay near 64 MB
 
@@ -64,7 +64,7 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 def _q4_0(blocks: Bytes) -> Floats:
     """d fp16, 16 bytes of codes: d (u - 8)."""
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:18], 16) - 8)
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:18], 16).astype(np.float32) - 8)
 
 
 def _q4_1(blocks: Bytes) -> Floats:
@@ -74,14 +74,37 @@ def _q4_1(blocks: Bytes) -> Floats:
 
 def _q5_0(blocks: Bytes) -> Floats:
     """d fp16, 4 bytes of fifth bits, 16 of codes: d (u - 16)."""
-    codes = _nibbles(blocks[:, 6:22], 16) + 16 * _column_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (codes - 16)
+    codes = _nibbles(blocks[:, 6:22], 16) + 16 * column_bits(blocks[:, 2:6])
+    return _half(blocks, 0) * (codes.astype(np.float32) - 16)
 
 
 def _q5_1(blocks: Bytes) -> Floats:
     """d, m fp16, 4 bytes of fifth bits, 16 of codes: d u + m."""
-    codes = _nibbles(blocks[:, 8:24], 16) + 16 * _column_bits(blocks[:, 4:8])
+    codes = _nibbles(blocks[:, 8:24], 16) + 16 * column_bits(blocks[:, 4:8])
     return _half(blocks, 0) * codes + _half(blocks, 2)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    """16 bytes of 4-bit scales (low nibbles) and minima, 64 of bit pairs, d, dmin fp16: (d sc) u - (dmin mn)
+    per 16 columns; of 32 bytes the lowest pairs come first."""
+    scale = _half(blocks, 80) * (blocks[:, :16] & 15).astype(np.float32)
+    minimum = _half(blocks, 82) * (blocks[:, :16] >> 4).astype(np.float32)
+    codes = bit_pairs(blocks[:, 16:80], 32).reshape(-1, 16, 16)
+    return (scale[:, :, None] * codes - minimum[:, :, None]).reshape(-1, 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """32 bytes of third bits, 64 of bit pairs, 12 of 6-bit scales, d fp16: (d (sc - 32)) (u - 4) per 16
+    columns.
+
+    Bit j of the first 32 bytes belongs to columns 32 j... Sub-block j has the low nibble of its scale in byte
+    j % 8 (low nibbles first), the upper bits at bits 2 (j / 4).. of byte 8 + j % 4.
+    """
+    third = np.unpackbits(blocks[:, :32, None], axis=2, bitorder="little").swapaxes(1, 2)  # [n, 8, 32]
+    codes = bit_pairs(blocks[:, 32:96], 32) | (third.reshape(-1, 256) << 2)
+    packed = _nibbles(blocks[:, 96:104], 8) | (bit_pairs(blocks[:, 104:108], 4) << 4)
+    scale = _half(blocks, 108) * (packed.astype(np.float32) - 32)
+    return (scale[:, :, None] * (codes.astype(np.float32) - 4).reshape(-1, 16, 16)).reshape(-1, 256)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
@@ -109,7 +132,7 @@ def _q6_k(blocks: Bytes) -> Floats:
     low = _nibbles(blocks[:, :128], 64).reshape(-1, 2, 4, 32)
     pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     high = (pairs >> np.array([0, 2, 4, 6], dtype=np.uint8).reshape(4, 1)) & 3  # [n, 2, 4, 32]
-    codes: Floats = low + 16 * high - 32
+    codes: Floats = (low + 16 * high).astype(np.float32) - 32
     scale: Floats = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, 16]
     return (scale[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
 
@@ -123,27 +146,20 @@ DEQUANTIZE: dict[str, Callable[[Bytes], Floats]] = {
     "q4_1": _q4_1,
     "q5_0": _q5_0,
     "q5_1": _q5_1,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "iq4_nl": codebook_reference.iq4_nl,
+    "iq4_xs": codebook_reference.iq4_xs,
+    "mxfp4": codebook_reference.mxfp4,
+    "nvfp4": codebook_reference.nvfp4,
+    "tq1_0": ternary_reference.tq1_0,
+    "tq2_0": ternary_reference.tq2_0,
+    "q1_0": ternary_reference.q1_0,
+    "q2_0": ternary_reference.q2_0,
 }
-
-
-def _half(blocks: Bytes, at: int) -> Floats:
-    """The fp16 at byte `at` of each block, [n, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Bytes, run: int) -> Floats:
-    """Codes of 4 bits: of each `run` bytes first all low nibbles, then all high ones. [n, m] -> [n, 2 m]."""
-    runs = packed.reshape(len(packed), -1, 1, run)
-    codes = (runs >> np.array([0, 4], dtype=np.uint8).reshape(2, 1)) & 15  # [n, m / run, 2, run]
-    return codes.reshape(len(packed), -1).astype(np.float32)
-
-
-def _column_bits(packed: Bytes) -> Floats:
-    """Bit c of the little-endian bytes belongs to column c. [n, m] -> [n, 8 m] of 0 and 1."""
-    return np.unpackbits(packed, axis=1, bitorder="little").astype(np.float32)
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:

@@ -1,0 +1,37 @@
+// TQ2_0: w = d (q - 1), q in 0..3 (writers use 0..2).
+//
+//   tile of 16 x 256, 1056 bytes                 | at  | bytes | lanes           | file byte
+//   d                                            |   0 |    32 | 16 fp16         | 64
+//   V[h][g]: qs[32h + 4g + i], h = 0..1, g = 0..7|  32 |  1024 | 64-byte vectors | 0
+//   bits 2s, 2s + 1 of V[h][g] are columns 128h + 32s + 4g..
+#pragma once
+
+#include "formats/common.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+template <>
+struct Format<35> {
+  static constexpr const char* name = "tq2_0";
+  static constexpr Policy policy = Policy::Int8;
+  static constexpr int block_columns = 256, block_bytes = 66;
+  static constexpr Field fields[] = {half_scale(64), vector_field(0, 16)};
+  static_assert(fields_cover(fields, block_bytes));
+
+  static constexpr int zero = 1, max_code = 3, part_columns = 128, scale_columns = 32;
+  static constexpr bool has_addend = false;
+  static constexpr int panel_top = 126;  // even: 1 d and 2 d are both exact
+
+  struct Scales {
+    f32v d;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
+
+  template <int C, int G>
+  static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
+    return bit_pairs<C>(load_u8(tile + 32 + 512 * part + 64 * G));
+  }
+};
+
+}  // namespace isthmus::ISTHMUS_ISA
