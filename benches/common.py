@@ -1,14 +1,17 @@
-"""What the benches share: random weights in any format, and timing in pairs with the read limit.
+"""What the benches share: random weights in any format, and timing beside the limits of the machine.
 
-A shared machine drifts by a factor of two within minutes, so a rate means something only beside the limit
-read just before it: a figure is the median over pairs (limit, work), a share the median of their ratios.
+A shared machine drifts by a factor of two within minutes, so a rate means something only beside a limit read
+just before it: each slice of work stands after a slice of every limit, a figure is the median over PAIRS of
+them, and a share the median of the ratios.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -19,8 +22,61 @@ from isthmus.cli.measure import READ_BYTES, commit
 from isthmus.formats.spec import by_name
 from make_gguf import BLOCKS, POOL_BLOCKS
 
-SLICE_S = 0.2
+SLICE_S = 0.15
+LIMIT_SLICE_S = 0.07
 PAIRS = 9
+CACHED_BYTES = 512 << 10  # of a matrix that stays in one core's second cache
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A rate that no work exceeds: of bytes (GB/s) or of operations (TFLOPS, or TOPS of integers)."""
+
+    name: str
+    unit: str  # "gb_s" or "tflops"
+    rate: Callable[[float], float]  # seconds to measure over -> rate
+
+
+@cache
+def read_limit() -> Limit:
+    """Plain reading with the pool's threads. Kept: its buffer is 1 GiB."""
+    probe = native.ReadProbe(READ_BYTES)
+    probe.run(LIMIT_SLICE_S)  # the first touch of its pages
+    return Limit("read", "gb_s", probe.run)
+
+
+def multiply_limit(policy: str = "int8") -> Limit:
+    """Multiply-adds of the current instruction set, operands in the first cache."""
+    return Limit("multiply", "tflops", lambda seconds: native.multiply_gops(policy, seconds) / 1e3)
+
+
+def unpack_limit(name: str, columns: int, rows_of_x: int) -> Limit:
+    """The same driver over a matrix that stays in the second cache: what unpacking alone allows."""
+    row_bytes = packed(name, 16, columns).nbytes // 16
+    rows = max(CACHED_BYTES // row_bytes // 32 * 32, 32)
+    weight = packed(name, rows, columns)
+    product = Product([weight] * 16, rows_of_x)
+
+    def rate(seconds: float) -> float:
+        return 16 * weight.nbytes / timed(product, seconds) / 1e9
+
+    return Limit("unpack", "gb_s", rate)
+
+
+class Product:
+    """y = W x for `rows` rows of random x over matrices side by side; a call runs it."""
+
+    def __init__(self, weights: list[native.PackedWeight], rows: int, *, exact: bool = False) -> None:
+        self._linear = native.Linear(weights, exact=exact)
+        self._x = np.random.default_rng(1).standard_normal((rows, self._linear.columns), dtype=np.float32)
+        self._out = np.empty((rows, self._linear.width), np.float32)
+        self.flop = 2 * rows * self._linear.columns * self._linear.width
+
+    def __call__(self) -> None:
+        (rows, columns), width = self._x.shape, self._out.shape[1]
+        self._linear(self._x.ctypes.data, rows, columns, self._out.ctypes.data, width)
 
 
 def packed(name: str, rows: int, columns: int, experts: int = 1) -> native.PackedWeight:
@@ -32,31 +88,52 @@ def packed(name: str, rows: int, columns: int, experts: int = 1) -> native.Packe
     return native.pack(np.ascontiguousarray(data).reshape(-1), spec.ggml_id, experts, rows, columns)
 
 
-def pairs(work: Callable[[], None], bytes_per_call: float, flop_per_call: float) -> dict[str, Any]:
-    """Times `work` in slices between slices of plain reading with the same threads."""
-    probe = native.ReadProbe(READ_BYTES)
-    probe.run(0.1)
-    work()
-    limits, calls = [], []
-    for _ in range(PAIRS):
-        limits.append(probe.run(SLICE_S / 2))
-        count, started, elapsed = 0, time.perf_counter(), 0.0
-        while elapsed < SLICE_S:
-            work()
-            count += 1
-            elapsed = time.perf_counter() - started
-        calls.append(elapsed / count)
-    shares = [bytes_per_call / s / 1e9 / limit for s, limit in zip(calls, limits, strict=True)]
-    return {
-        "us": round(median(calls) * 1e6, 1),
-        "gb_s": round(bytes_per_call / median(calls) / 1e9, 2),
-        "gflops": round(flop_per_call / median(calls) / 1e9, 1),
-        "read_limit_gb_s": round(max(limits), 2),
-        "read_share": round(median(shares), 3),
-        "isa": native.current_isa(),
-        "threads": native.num_threads(),
-        "commit": commit(),
+def policy_of(name: str) -> str:
+    """How the GEMM multiplies by a format, as `multiply_limit` names it."""
+    return "bf16" if name in ("bf16", "f16", "f32") else "int8"
+
+
+def timed(work: Work, seconds: float) -> float:
+    """Seconds of one call, over at least one call and about `seconds`."""
+    count, started, elapsed = 0, time.perf_counter(), 0.0
+    while elapsed < seconds:
+        work()
+        count += 1
+        elapsed = time.perf_counter() - started
+    return elapsed / count
+
+
+def beside(
+    limits: Iterable[Limit], work: Work, bytes_per_call: float, flop_per_call: float, pairs: int = PAIRS
+) -> dict[str, Any]:
+    """Times `work` in slices, each after a slice of every limit; the figures of one JSON line."""
+    limits = list(limits)
+    work()  # pages and caches as in use
+    calls: list[float] = []
+    rates: dict[str, list[float]] = {limit.name: [] for limit in limits}
+    shares: dict[str, list[float]] = {limit.name: [] for limit in limits}
+    for _ in range(pairs):
+        before = {limit.name: limit.rate(LIMIT_SLICE_S) for limit in limits}
+        seconds = timed(work, SLICE_S)
+        calls.append(seconds)
+        ours = {"gb_s": bytes_per_call / seconds / 1e9, "tflops": flop_per_call / seconds / 1e12}
+        for limit in limits:
+            rates[limit.name].append(before[limit.name])
+            shares[limit.name].append(ours[limit.unit] / before[limit.name])
+    seconds = median(calls)
+    line = {
+        "ms": round(seconds * 1e3, 3),
+        "gb_s": round(bytes_per_call / seconds / 1e9, 2),
+        "tflops": round(flop_per_call / seconds / 1e12, 3),
     }
+    for limit in limits:
+        line[f"{limit.name}_limit_{limit.unit}"] = round(median(rates[limit.name]), 2)
+        line[f"{limit.name}_share"] = round(median(shares[limit.name]), 3)
+    return line | setting()
+
+
+def setting() -> dict[str, Any]:
+    return {"isa": native.current_isa(), "threads": native.num_threads(), "commit": commit()}
 
 
 def report(**line: Any) -> None:

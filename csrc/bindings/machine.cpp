@@ -12,6 +12,7 @@
 #include "bindings/bindings.h"
 #include "isa/dispatch.h"
 #include "runtime/bandwidth.h"
+#include "runtime/rate.h"
 #include "runtime/thread_pool.h"
 #include "runtime/topology.h"
 
@@ -26,6 +27,15 @@ std::vector<std::string> isa_names() {
   int count = 0;
   const char* const* names = runnable_isas(&count);
   return {names, names + count};
+}
+
+double multiply_gops(const std::string& policy, double seconds) {
+  if (policy != "int8" && policy != "bf16") {
+    throw std::invalid_argument("policy must be int8 or bf16, got '" + policy + "'");
+  }
+  const KernelTable& table = kernels();
+  const RateLoop& loop = policy == "int8" ? table.limits.int8 : table.limits.bf16;
+  return loop_rate(loop, kLimitScratchBytes, table.matmul.enter_thread, seconds);
 }
 
 struct PoolTrace {
@@ -101,6 +111,8 @@ void bind_machine(nb::module_& m) {
   nb::class_<ReadProbe>(m, "ReadProbe")
       .def(nb::init<int64_t>(), Released())
       .def("run", &ReadProbe::run, Released());
+
+  m.def("multiply_gops", multiply_gops, Released());
 
   nb::class_<PoolTrace>(m, "PoolTrace")
       .def_ro("visits", &PoolTrace::visits)

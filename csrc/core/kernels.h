@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "runtime/rate.h"
+
 namespace isthmus {
 
 // One packed matrix W[rows, columns] in tiles [ceil(rows/16)][columns / block] (design 4.1).
@@ -81,10 +83,17 @@ struct RowKernels {
   void (*router_topk)(const RouterArgs& a, int64_t row_begin, int64_t row_end);
 };
 
+// The rate of multiply-adds alone, per policy: what a GEMM's is measured against (drivers/limits.h).
+constexpr int64_t kLimitScratchBytes = 64 * 1024;
+struct LimitKernels {
+  RateLoop int8, bf16;
+};
+
 struct KernelTable {
   const char* name;  // scalar, avx2, avx2vnni, avx512, amx
   MatmulKernels matmul;
   RowKernels rows;
+  LimitKernels limits;
 };
 
 }  // namespace isthmus

@@ -3,6 +3,7 @@
 // after the vocabulary
 #include "drivers/gemm_amx.h"
 #include "drivers/gemm_bf16_amx.h"
+#include "drivers/limits_amx.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
 #include "rows/rows.h"
@@ -11,7 +12,7 @@ namespace isthmus {
 
 const KernelTable& amx_table() {
   static constexpr KernelTable table = {"amx", amx::matmul_kernels(&amx::load_tile_config),
-                                        amx::row_kernels()};
+                                        amx::row_kernels(), amx::tile_limits()};
   return table;
 }
 

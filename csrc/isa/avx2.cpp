@@ -3,6 +3,7 @@
 // after the vocabulary
 #include "drivers/gemm_bf16_simd.h"
 #include "drivers/gemm_simd.h"
+#include "drivers/limits.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
 #include "rows/rows.h"
@@ -10,7 +11,8 @@
 namespace isthmus {
 
 const KernelTable& avx2_table() {
-  static constexpr KernelTable table = {"avx2", avx2::matmul_kernels([] {}), avx2::row_kernels()};
+  static constexpr KernelTable table = {"avx2", avx2::matmul_kernels([] {}), avx2::row_kernels(),
+                                        avx2::simd_limits()};
   return table;
 }
 

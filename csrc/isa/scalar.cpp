@@ -3,6 +3,7 @@
 // after the vocabulary
 #include "drivers/gemm_bf16_simd.h"
 #include "drivers/gemm_simd.h"
+#include "drivers/limits.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
 #include "rows/rows.h"
@@ -10,7 +11,8 @@
 namespace isthmus {
 
 const KernelTable& scalar_table() {
-  static constexpr KernelTable table = {"scalar", scalar::matmul_kernels([] {}), scalar::row_kernels()};
+  static constexpr KernelTable table = {"scalar", scalar::matmul_kernels([] {}), scalar::row_kernels(),
+                                        scalar::simd_limits()};
   return table;
 }
 

@@ -45,24 +45,35 @@ class Pair:
 def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
     """The object that --json prints."""
     vocab = engine.info.vocab_size
-    _prefill(engine, _prompt(min(prompt_tokens, 64), vocab, seed=0))  # pages and caches as in use
-    prefill_s = median(_prefill(engine, _prompt(prompt_tokens, vocab, seed=1 + i)) for i in range(PREFILLS))
+    prefill_seconds(
+        engine, random_prompt(min(prompt_tokens, 64), vocab, seed=0)
+    )  # pages and caches as in use
+    prompts = [random_prompt(prompt_tokens, vocab, seed=1 + i) for i in range(PREFILLS)]
+    prefill_s = median(prefill_seconds(engine, prompt) for prompt in prompts)
+    return {
+        "model": engine.info.name,
+        "isa": native.current_isa(),
+        "threads": engine.info.threads,
+        "prefill_tok_s": prompt_tokens / prefill_s,
+        **measure_decode(engine, prompt_tokens, new_tokens),
+        "commit": commit(),
+    }
+
+
+def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
+    """The figures of decoding alone, after a prompt of random tokens."""
     with ProductTimer() as timer:
-        pairs = _decode_pairs(engine, _prompt(prompt_tokens, vocab, seed=9), new_tokens, timer)
+        prompt = random_prompt(prompt_tokens, engine.info.vocab_size, seed=9)
+        pairs = _decode_pairs(engine, prompt, new_tokens, timer)
     tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)
     bytes_per_token = sum(pair.bytes_read for pair in pairs) / tokens
     return {
-        "model": engine.info.name,
-        "isa": engine.info.isa,
-        "threads": engine.info.threads,
-        "prefill_tok_s": prompt_tokens / prefill_s,
         "decode_tok_s": tokens / seconds,
         "bytes_per_token": round(bytes_per_token),
         "read_gb_s": bytes_per_token * tokens / seconds / 1e9,
         "read_limit_gb_s": max(pair.limit_gb_s for pair in pairs),
         "decode_share": median(pair.share for pair in pairs),
         "outside_products_share": 1.0 - timer.seconds / seconds,
-        "commit": commit(),
     }
 
 
@@ -83,6 +94,9 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, timer: Pro
             limit = probe.run(slice_s)
             decoder.ensure_running()
         pairs.append(_decode_slice(decoder, slice_s, limit))
+    engine.cancel("bench")  # the engine may be measured again
+    while engine.has_work:
+        engine.step()
     return pairs
 
 
@@ -195,13 +209,13 @@ def commit() -> str:
         return __version__
 
 
-def _prompt(count: int, vocab_size: int, seed: int) -> list[int]:
+def random_prompt(count: int, vocab_size: int, seed: int) -> list[int]:
     """Random tokens: experts are chosen as evenly as they get."""
     generator = random.Random(seed)
     return [generator.randrange(vocab_size) for _ in range(count)]
 
 
-def _prefill(engine: Engine, prompt: list[int]) -> float:
+def prefill_seconds(engine: Engine, prompt: list[int]) -> float:
     """Seconds from the first step to the first token."""
     engine.add(Request("prefill", prompt, SamplingParams(temperature=0.0, max_tokens=1)))
     started = time.perf_counter()

@@ -39,6 +39,7 @@ __all__ = [
     "current_isa",
     "default_threads",
     "isa_names",
+    "multiply_gops",
     "num_threads",
     "pack",
     "read_gb_s",
@@ -191,6 +192,15 @@ class Experts:
             out_address,
             residual_address,
         )
+
+
+def multiply_gops(policy: Literal["int8", "bf16"], seconds: float) -> float:
+    """Operations per nanosecond (2 a multiply-add) of the current instruction set's inner loop alone.
+
+    All threads, operands in the first cache, nothing unpacked or stored: the limit of a GEMM with that
+    policy. Without a matrix unit bf16 products are fp32 fma, and so is their limit.
+    """
+    return _native.multiply_gops(policy, seconds)
 
 
 def read_gb_s(nbytes: int, threads: int, seconds: float) -> float:

@@ -1,0 +1,198 @@
+"""Isthmus beside other engines, alternating with each of them, as a table of ratios.
+
+    python benches/compare.py [MODEL] [--llama-bench PATH]... [--kt PYTHON] [--rounds 3] [--isa amx avx512]
+
+--llama-bench: the program of llama.cpp or ik_llama.cpp, run on the same file with as many threads. --kt: a
+Python interpreter that can import kt_kernel; its AMXINT4 experts have the shapes of ours, which are Q4_K (one
+4-bit scale a row there, 8 scales and minima of 6 bits a block here). Without MODEL a file of real shapes is
+made and deleted again. A shared machine drifts within minutes: each round runs every engine once, and a ratio
+is the median over rounds of ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from common import report, setting, timed
+from experts import CASES, Case, Operator
+from isthmus import native
+from model import model_file
+
+PROMPT_TOKENS, NEW_TOKENS = 512, 32
+EXPERT_ROUNDS, EXPERT_SLICE_S = 7, 0.3
+
+
+@dataclass
+class Row:
+    """One kind of work, one figure a round for us and for each peer."""
+
+    work: str
+    unit: str
+    ours: list[float] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=dict)
+
+    def ratio(self, peer: str) -> float:
+        return median(a / b for a, b in zip(self.ours, self.peers[peer], strict=True))
+
+
+def spread(values: list[float]) -> str:
+    return f"{median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
+
+
+# --- whole models, against llama-bench ---
+
+
+def llama_bench(program: Path, model: Path, threads: int) -> dict[str, float]:
+    """Tokens per second of `program`, by the name of our row."""
+    command = [program, "-m", model, "-p", PROMPT_TOKENS, "-n", NEW_TOKENS, "-t", threads, "-r", 1]
+    folder = str(program.parent)  # where its shared libraries lie when it was not installed
+    libraries = os.pathsep.join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")]))
+    done = subprocess.run(
+        [*map(str, command), "-o", "json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"LD_LIBRARY_PATH": libraries},
+    )
+    tests = json.loads(done.stdout[done.stdout.index("[") :])
+    return {"decode" if test["n_gen"] else f"prefill {PROMPT_TOKENS}": test["avg_ts"] for test in tests}
+
+
+def isthmus_bench(model: Path, isa: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "isthmus", "bench", str(model), "--json", "--isa", isa]
+    command += ["-p", str(PROMPT_TOKENS), "-n", str(NEW_TOKENS)]
+    done = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return {"decode": done["decode_tok_s"], f"prefill {PROMPT_TOKENS}": done["prefill_tok_s"]}
+
+
+def compare_models(model: Path, programs: dict[str, Path], isas: list[str], rounds: int) -> list[Row]:
+    rows = {
+        (isa, work): Row(f"{work}, {isa}", "tok/s", peers={name: [] for name in programs})
+        for isa in isas
+        for work in (f"prefill {PROMPT_TOKENS}", "decode")
+    }
+    for _ in range(rounds):
+        peers = {name: llama_bench(path, model, native.num_threads()) for name, path in programs.items()}
+        for isa in isas:
+            ours = isthmus_bench(model, isa)
+            for work, rate in ours.items():
+                rows[isa, work].ours.append(rate)
+                for name, theirs in peers.items():
+                    rows[isa, work].peers[name].append(theirs[work])
+    return list(rows.values())
+
+
+# --- the experts operator, against kt-kernel ---
+
+
+class KtKernel:
+    """kt-kernel's operator in a process of its own, which waits between the calls. A context."""
+
+    def __init__(self, python: str, threads: int, case: Case) -> None:
+        shape = (threads, case.tokens, case.hidden, case.ffn, case.experts, case.k)
+        command = [python, str(Path(__file__).with_name("kt_experts.py")), *map(str, shape)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()  # ready
+
+    def __enter__(self) -> KtKernel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()  # the end of its input ends it
+
+    def timed(self, seconds: float) -> float:
+        """Seconds of one call, over about `seconds`."""
+        assert self._process.stdin
+        print(seconds, file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        for line in self._process.stdout or ():
+            if line.startswith("="):
+                return line[1:].strip()
+        raise RuntimeError(f"kt_experts.py ended early, exit code {self._process.wait()}")
+
+
+def compare_experts(python: str, kt_threads: list[int]) -> list[Row]:
+    """TFLOPS, or for one token calls a second, with the number of threads that serves kt-kernel best."""
+    rows = []
+    for case in CASES:
+        operator = Operator("q4_k", case)
+        operator()
+        decode = case.tokens == 1
+        shape = f"experts, {case.tokens} tokens, H {case.hidden} F {case.ffn} E {case.experts} k {case.k}"
+        row = Row(shape, "calls/s" if decode else "TFLOPS")
+        amount = 1.0 if decode else case.flop / 1e12
+        for threads in kt_threads if decode else kt_threads[-1:]:
+            ours: list[float] = []
+            theirs: list[float] = []
+            with KtKernel(python, threads, case) as kt:
+                for _ in range(EXPERT_ROUNDS):
+                    theirs.append(amount / kt.timed(EXPERT_SLICE_S))
+                    ours.append(amount / timed(operator, EXPERT_SLICE_S))
+            if not row.ours or median(theirs) > median(row.peers["kt-kernel"]):
+                row.ours, row.peers = ours, {"kt-kernel": theirs}
+        rows.append(row)
+    return rows
+
+
+# --- what is printed ---
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| work | Isthmus | peer | theirs | ratio |", "|---|---|---|---|---|"]
+    for row in rows:
+        for peer, theirs in row.peers.items():
+            cells = [
+                row.work,
+                f"{spread(row.ours)} {row.unit}",
+                peer,
+                spread(theirs),
+                f"{row.ratio(peer):.2f}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def label(program: Path) -> str:
+    """ik_llama.cpp's llama-bench knows a flag that llama.cpp's does not."""
+    folder = str(program.parent)
+    libraries = os.environ | {"LD_LIBRARY_PATH": folder}
+    text = subprocess.run([program, "--help"], capture_output=True, text=True, env=libraries).stdout
+    return "ik_llama.cpp" if "-rtr" in text else "llama.cpp"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--llama-bench", type=Path, action="append", default=[])
+    parser.add_argument("--kt", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--isa", nargs="+", default=[native.current_isa()], choices=native.isa_names())
+    args = parser.parse_args()
+    rows: list[Row] = []
+    if args.llama_bench:
+        programs = {label(program): program.resolve() for program in args.llama_bench}
+        with model_file(args.model) as path:
+            rows += compare_models(path, programs, args.isa, args.rounds)
+    if args.kt:
+        rows += compare_experts(args.kt, sorted({1, native.num_threads()}))
+    for row in rows:
+        for peer, theirs in row.peers.items():
+            ratio = round(row.ratio(peer), 3)
+            figures = {"ours": median(row.ours), "theirs": median(theirs), "unit": row.unit, "ratio": ratio}
+            report(bench="compare", work=row.work, peer=peer, **figures, **setting())
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
