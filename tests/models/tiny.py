@@ -18,6 +18,10 @@ import transformers as hf
 from gguf import GGMLQuantizationType as GgmlType
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from isthmus.formats.spec import FormatSpec
+from isthmus.weights.gguf_header import ValueType
+from isthmus.weights.gguf_writer import TensorPlan, write_gguf
+
 Tensors = dict[str, np.ndarray]
 TypeChoice = Callable[[str, np.ndarray], GgmlType]
 VOCAB = 160
@@ -312,6 +316,29 @@ def write(path: Path, arch: str, keys: dict[str, Any], tensors: Tensors, types: 
     )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a file holds it; data: its bytes in C order, in an array of any type."""
+
+    format: FormatSpec
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+
+def write_stored(path: Path, arch: str, keys: dict[str, Any], tensors: dict[str, Stored]) -> Path:
+    """A GGUF file by the package's own writer, which knows formats that gguf-py lacks."""
+    kinds = {bool: ValueType.BOOL, int: ValueType.UINT32, float: ValueType.FLOAT32, str: ValueType.STRING}
+    metadata: dict[str, tuple[ValueType, Any]] = {"general.architecture": (ValueType.STRING, arch)}
+    metadata |= {f"{arch}.{key}": (kinds[type(value)], value) for key, value in keys.items()}
+    plans = [
+        TensorPlan(name, t.shape, t.format, lambda t=t: [np.ascontiguousarray(t.data).tobytes()])
+        for name, t in tensors.items()
+    ]
+    with path.open("wb") as file:
+        write_gguf(file, metadata, plans)
+    return path
+
+
 def write_raw(
     path: Path, arch: str, keys: dict[str, Any], tensors: dict[str, tuple[np.ndarray, GgmlType]]
 ) -> Path:
@@ -349,27 +376,3 @@ def matrices_as(ggml_type: GgmlType) -> TypeChoice:
 
 def write_case(path: Path, case: Case, model: Any, types: TypeChoice = all_f32) -> Path:
     return write(path, case.arch, keys_of(case, model.config), tensors_of(case, model), types)
-
-
-def random_blocks(ggml_type: GgmlType, shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
-    """uint8 [..., row bytes] of a K-quant, which gguf-py cannot make: random codes and scales, mean ~0."""
-    rng = np.random.default_rng(seed)
-    n = int(np.prod(shape)) // 256
-
-    def raw(count: int) -> np.ndarray:
-        return rng.integers(0, 256, size=(n, count), dtype=np.uint8)
-
-    def half(value: float) -> np.ndarray:
-        return np.full((n, 1), value, np.float16).view(np.uint8)
-
-    if ggml_type == GgmlType.Q4_K:  # w = d * sc * q - dmin * m with m = sc: centred where dmin = 7.5 d
-        sc = rng.integers(32, 64, size=(n, 8)).astype(np.uint8)
-        high = (sc[:, :4] & 63) | ((sc[:, 4:] >> 4) << 6)
-        low = (sc[:, 4:] & 15) | ((sc[:, 4:] & 15) << 4)
-        d = std / (47 * 4.6)
-        parts = [half(d), half(7.5 * d), high, high, low, raw(128)]
-    else:  # Q6_K: w = d * sc * (q - 32)
-        signs = rng.choice([-1, 1], size=(n, 16))
-        sc = (rng.integers(32, 64, size=(n, 16)) * signs).astype(np.int8)
-        parts = [raw(128), raw(64), sc.view(np.uint8), half(std / (47 * 18.5))]
-    return np.concatenate(parts, axis=1).reshape(*shape[:-1], -1)
