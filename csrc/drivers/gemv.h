@@ -44,9 +44,11 @@ ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
     constexpr int kFrom = 32 * kHalf + kColumns * j;
     i32v dots[R];
     ISTHMUS_ROWS(R) dots[r] = set1_i32(F::zero == 0 ? 0 : -F::zero * x.sum<kFrom, kColumns>(r));
-    unroll<kColumns / 4>([&](auto g) ISTHMUS_INLINE_LAMBDA {
-      const u8v u = step.template codes<kHalf, kColumns / 4 * j + g>();
-      ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u, x.codes + 64 * r + kFrom + 4 * g);
+    unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
+      const CodePair u = step.template code_pair<kHalf, kColumns / 8 * j + p>();
+      const int8_t* codes = x.codes + kFrom + 8 * p;
+      ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u.first, codes + 64 * r);
+      ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u.second, codes + 64 * r + 4);
     });
     const f32v scale = step.template scale<kHalf, j>();
     ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[r]), t[r]);

@@ -16,13 +16,28 @@ struct Step {
   const uint8_t* share;  // the step's share of the tile's bytes, for prefetching
 
   static constexpr int kScalesPerHalf = 32 / F::scale_columns;
+  static constexpr bool kPaired = requires { F::template code_pair<0, 0>(nullptr, 0); };
   template <int Half>
   static constexpr int chunk() {
     return F::block_columns == 32 ? 0 : 2 * Q + Half;
   }
   template <int Half, int G>
   ISTHMUS_INLINE u8v codes() const {
-    return F::template codes<chunk<Half>(), G>(tile[Half], part);
+    if constexpr (kPaired) {
+      const CodePair pair = F::template code_pair<chunk<Half>(), G / 2>(tile[Half], part);
+      return G % 2 == 0 ? pair.first : pair.second;
+    } else {
+      return F::template codes<chunk<Half>(), G>(tile[Half], part);
+    }
+  }
+  // Groups 2 P and 2 P + 1, which in some formats come from one place.
+  template <int Half, int P>
+  ISTHMUS_INLINE CodePair code_pair() const {
+    if constexpr (kPaired) {
+      return F::template code_pair<chunk<Half>(), P>(tile[Half], part);
+    } else {
+      return {codes<Half, 2 * P>(), codes<Half, 2 * P + 1>()};
+    }
   }
   // u - zero; a format whose file has it so may give it directly.
   template <int Half, int G>

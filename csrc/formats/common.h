@@ -8,6 +8,7 @@
 //   has_addend              whether the format has minima; addend = -minimum
 //   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows
 //   each codes<C, G>(tile)       u of columns 32 C + 4 G .. + 3 for 16 rows, G = 0..7
+//     or code_pair<C, P>(tile, part)   groups 2 P and 2 P + 1 together, where one lookup gives both
 //   signed_codes<C, G>(tile, part)   optional: u - zero, where that is cheaper
 //   panel_top               optional: the largest code of the GEMM's panel, below 127 (drivers/panel.h)
 // for Policy::F32 and Policy::Bf16:
@@ -24,10 +25,23 @@ constexpr int kFormatIds = 64;  // ggml type ids are below this
 template <int Id>
 struct Format;
 
+struct CodePair {
+  u8v first, second;
+};
+
 template <int Id>
 concept KnownFormat = requires { sizeof(Format<Id>); };
 
 ISTHMUS_INLINE f32v load_fp16(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
+
+// The fp16 whose bits are the low half of each lane; it must be finite.
+ISTHMUS_INLINE f32v fp16_to_f32(i32v bits) {
+  const i32v size = bit_and(bits, set1_i32(0x7fff));
+  const f32v normal = as_f32(add(shift_left<13>(size), set1_i32(0x38000000)));
+  const f32v subnormal = mul(to_f32(size), set1(0x1p-24f));
+  const f32v value = select_lt(to_f32(size), set1(1024), subnormal, normal);
+  return as_f32(bit_or(as_i32(value), shift_left<16>(bit_and(bits, set1_i32(0x8000)))));
+}
 
 // The low (kHigh 0) or high nibbles of 64 bytes.
 template <int kHigh>

@@ -63,6 +63,30 @@ ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
   return {_mm256_shuffle_epi8(t, u.lo), _mm256_shuffle_epi8(t, u.hi)};
 }
 
+ISTHMUS_INLINE u8v gather(const uint32_t* table, i32v index) {
+  const int* p = reinterpret_cast<const int*>(table);
+  return {_mm256_i32gather_epi32(p, index.lo, 4), _mm256_i32gather_epi32(p, index.hi, 4)};
+}
+template <int L>
+ISTHMUS_INLINE u8v spread(u8v a) {
+  constexpr int kOne = 0x01010101 * L;
+  const __m256i from = _mm256_setr_epi32(kOne, kOne + 0x04040404, kOne + 0x08080808, kOne + 0x0c0c0c0c, kOne,
+                                         kOne + 0x04040404, kOne + 0x08080808, kOne + 0x0c0c0c0c);
+  return {_mm256_shuffle_epi8(a.lo, from), _mm256_shuffle_epi8(a.hi, from)};
+}
+template <int H>
+ISTHMUS_INLINE __m256i flip_half(__m256i v, __m256i signs, uint8_t c) {
+  const __m256i bits = _mm256_set1_epi32(H == 0 ? 0x08040201 : static_cast<int>(0x80402010));
+  const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bits), bits);
+  // v ^ -1 is -1 - v
+  return _mm256_add_epi8(_mm256_xor_si256(v, set),
+                         _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(c + 1))));
+}
+template <int H>
+ISTHMUS_INLINE u8v flip(u8v v, u8v signs, uint8_t c) {
+  return {flip_half<H>(v.lo, signs.lo, c), flip_half<H>(v.hi, signs.hi, c)};
+}
+
 ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
@@ -70,6 +94,10 @@ ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
 ISTHMUS_INLINE i32v widen_s8(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+ISTHMUS_INLINE i32v widen_u16(const uint8_t* p) {
+  return {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
 }
 ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {
   const __m256i words = _mm256_packs_epi32(a.lo, a.hi);  // 0-3, 8-11, 4-7, 12-15

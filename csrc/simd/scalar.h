@@ -64,6 +64,26 @@ ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
   return u;
 }
 
+// table[index] per lane.
+ISTHMUS_INLINE u8v gather(const uint32_t* table, i32v index) {
+  u8v r;
+  ISTHMUS_LANES r.v[i] = table[index.v[i]];
+  return r;
+}
+// Byte L of each lane in all four bytes.
+template <int L>
+ISTHMUS_INLINE u8v spread(u8v a) {
+  const u32x16 one = a.v >> 8 * L & 255, two = one | one << 8;
+  return {two | two << 16};
+}
+// c - v in the bytes i of a lane whose sign, bit 4 H + i of signs' byte i, is set; no byte of v is above c.
+template <int H>
+ISTHMUS_INLINE u8v flip(u8v v, u8v signs, uint8_t c) {
+  const u32x16 ones = (signs.v & (H == 0 ? 0x08040201u : 0x80402010u)) >> 4 * H;  // bit i of byte i
+  const u32x16 set = (ones | ones >> 1 | ones >> 2 | ones >> 3) & 0x01010101u, mask = (set << 8) - set;
+  return {(v.v & ~mask) | ((c * 0x01010101u - v.v) & mask)};
+}
+
 // 16 bytes as 16 lanes.
 ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
   i32v r;
@@ -73,6 +93,11 @@ ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
 ISTHMUS_INLINE i32v widen_s8(const uint8_t* p) {
   i32v r;
   ISTHMUS_LANES r.v[i] = static_cast<int8_t>(p[i]);
+  return r;
+}
+ISTHMUS_INLINE i32v widen_u16(const uint8_t* p) {  // 32 bytes
+  i32v r;
+  ISTHMUS_LANES r.v[i] = p[2 * i] | p[2 * i + 1] << 8;
   return r;
 }
 ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {  // saturates

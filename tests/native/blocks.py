@@ -11,6 +11,7 @@ from functools import cached_property
 
 import gguf
 import numpy as np
+from grid_blocks import GRID_CODES, extreme, with_index
 from numpy.typing import NDArray
 
 from isthmus.formats.reference import dequantize
@@ -26,6 +27,7 @@ class Layout:
     """Byte positions in the file's block."""
 
     scale: tuple[int, ...] = ()  # fp16 that multiplies codes
+    spread: bool = False  # it is the top nibbles of four words, lowest first
     byte_scales: tuple[int, int] = (0, 0)  # range of one-byte scales, in formats without a fp16 one
     one: int = 0  # such a byte that makes a code a weight as it is
     minimum: tuple[int, ...] = ()  # fp16 of the minima
@@ -48,6 +50,13 @@ LAYOUTS = {
     "q6_k": Layout(scale=(208,), codes=((0, 192),)),
     "q2_k": Layout(scale=(80,), minimum=(82,), codes=((16, 80),)),
     "q3_k": Layout(scale=(108,), codes=((0, 96),)),
+    "iq1_s": Layout(scale=(0,)),
+    "iq1_m": Layout(scale=(48,), spread=True),
+    "iq2_xxs": Layout(scale=(0,)),
+    "iq2_xs": Layout(scale=(0,)),
+    "iq2_s": Layout(scale=(0,)),
+    "iq3_xxs": Layout(scale=(0,)),
+    "iq3_s": Layout(scale=(0,)),
     "iq4_nl": Layout(scale=(0,), codes=((2, 18),)),
     "iq4_xs": Layout(scale=(0,), codes=((8, 136),)),
     "tq1_0": Layout(scale=(52,), codes=((0, 52),)),
@@ -62,7 +71,7 @@ FLOATS = ("f32", "f16", "bf16")
 INTEGERS = tuple(name for name in LAYOUTS if name not in FLOATS)
 CODES = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 255, "q4_k": 15, "q5_k": 31, "q6_k": 63}
 CODES |= {"q2_k": 3, "q3_k": 7, "iq4_nl": 240, "iq4_xs": 240, "tq1_0": 2, "tq2_0": 3, "q1_0": 2, "q2_0": 3}
-CODES |= {"mxfp4": 24, "nvfp4": 24}
+CODES |= {"mxfp4": 24, "nvfp4": 24, **GRID_CODES}
 
 
 def kind_of(name: str) -> int:
@@ -83,7 +92,12 @@ def values_of(name: str, file: Bytes) -> NDArray[np.float32]:
 
 def set_half(name: str, blocks: Bytes, at: int, value: NDArray[np.float16]) -> None:
     """Writes the fp16 field that stands at byte `at` of blocks [..., block bytes]."""
-    blocks[..., at : at + 2] = np.asarray(value)[..., None].view(np.uint8)
+    if not LAYOUTS[name].spread:
+        blocks[..., at : at + 2] = np.asarray(value)[..., None].view(np.uint8)
+        return
+    bits = np.asarray(value)[..., None].view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16)
+    top_bytes = blocks[..., at + 1 : at + 8 : 2]
+    top_bytes[...] = top_bytes & 15 | (bits & 15).astype(np.uint8) << 4
 
 
 @dataclass(frozen=True)
@@ -149,15 +163,22 @@ class Matrix:
         return self.with_blocks(blocks)
 
     def lowest(self) -> Matrix:
-        """Every code at the format's lowest value."""
+        """Every code at the format's lowest value, or as near to it as its grid goes."""
+        if self.name in GRID_CODES:
+            return self.with_blocks(with_index(self.name, self.blocks, extreme(self.name, True)[0], True))
         return self.with_bytes(LAYOUTS[self.name].codes, LAYOUTS[self.name].zero_bits)
 
     def highest(self) -> Matrix:
+        if self.name in GRID_CODES:
+            return self.with_blocks(with_index(self.name, self.blocks, extreme(self.name, False)[0], False))
         return self.with_bytes(LAYOUTS[self.name].codes, LAYOUTS[self.name].top_bits)
 
     def scales(self) -> NDArray[np.float32]:
         """What a code is multiplied by, [rows, columns]; the matrix has no minima. Exact: d times a small
         integer."""
+        if self.name in GRID_CODES:
+            codes = np.resize(extreme(self.name, True)[1], self.columns)
+            return (self.lowest().values / codes).astype(np.float32)
         spread = self.highest().values.astype(np.float64) - self.lowest().values
         return (spread / CODES[self.name]).astype(np.float32)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import gguf
 import numpy as np
 from blocks import set_half, values_of
+from grid_blocks import GRID_CODES
 
 from isthmus import native
 from isthmus.formats.spec import by_name
@@ -23,7 +24,7 @@ _RANDOM_BITS = {
     "iq4_xs": {0: 1.0},
     "q1_0": {0: 1.0},
     "q2_0": {0: 1.0},
-}
+} | {name: {48 if name == "iq1_m" else 0: 1.0} for name in GRID_CODES}
 
 
 def format_id(name: str) -> int:

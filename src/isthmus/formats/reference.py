@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.formats import codebook_reference, ternary_reference
+from isthmus.formats import codebook_reference, grid_reference, ternary_reference
 from isthmus.formats.bits import Bytes, Floats, bit_pairs, column_bits
 from isthmus.formats.bits import half as _half
 from isthmus.formats.bits import nibbles as _nibbles
@@ -151,6 +151,13 @@ DEQUANTIZE: dict[str, Callable[[Bytes], Floats]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "iq1_s": grid_reference.iq1_s,
+    "iq1_m": grid_reference.iq1_m,
+    "iq2_xxs": grid_reference.iq2_xxs,
+    "iq2_xs": grid_reference.iq2_xs,
+    "iq2_s": grid_reference.iq2_s,
+    "iq3_xxs": grid_reference.iq3_xxs,
+    "iq3_s": grid_reference.iq3_s,
     "iq4_nl": codebook_reference.iq4_nl,
     "iq4_xs": codebook_reference.iq4_xs,
     "mxfp4": codebook_reference.mxfp4,

@@ -50,11 +50,6 @@ def _runnable(ggml_id: int, name: str, columns: int, block_bytes: int) -> Format
     return FormatSpec(name, ggml_id, columns, block_bytes, runnable=True)
 
 
-def _later(ggml_id: int, name: str, columns: int, block_bytes: int) -> FormatSpec:
-    reason = f"no CPU kernel for {name} yet; take the same model as Q4_K_M, Q8_0 or another quantisation"
-    return FormatSpec(name, ggml_id, columns, block_bytes, reason=reason)
-
-
 def _no_weight(ggml_id: int, name: str, columns: int, block_bytes: int, what: str) -> FormatSpec:
     reason = f"{name} holds {what}, not weights; convert the tensor to F32 or a quantised type"
     return FormatSpec(name, ggml_id, columns, block_bytes, reason=reason)
@@ -85,20 +80,20 @@ _ALL: Iterable[FormatSpec] = (
     _runnable(13, "q5_k", 256, 176),
     _runnable(14, "q6_k", 256, 210),
     _no_weight(15, "q8_k", 256, 292, _ACTIVATIONS),
-    _later(16, "iq2_xxs", 256, 66),
-    _later(17, "iq2_xs", 256, 74),
-    _later(18, "iq3_xxs", 256, 98),
-    _later(19, "iq1_s", 256, 50),
+    _runnable(16, "iq2_xxs", 256, 66),
+    _runnable(17, "iq2_xs", 256, 74),
+    _runnable(18, "iq3_xxs", 256, 98),
+    _runnable(19, "iq1_s", 256, 50),
     _runnable(20, "iq4_nl", 32, 18),
-    _later(21, "iq3_s", 256, 110),
-    _later(22, "iq2_s", 256, 82),
+    _runnable(21, "iq3_s", 256, 110),
+    _runnable(22, "iq2_s", 256, 82),
     _runnable(23, "iq4_xs", 256, 136),
     _no_weight(24, "i8", 1, 1, "integers"),
     _no_weight(25, "i16", 1, 2, "integers"),
     _no_weight(26, "i32", 1, 4, "integers"),
     _no_weight(27, "i64", 1, 8, "integers"),
     _no_weight(28, "f64", 1, 8, "64-bit floats"),
-    _later(29, "iq1_m", 256, 56),
+    _runnable(29, "iq1_m", 256, 56),
     _runnable(30, "bf16", 1, 2),
     _removed(31, "q4_0_4_4", "Q4_0"),
     _removed(32, "q4_0_4_8", "Q4_0"),

@@ -1,0 +1,26 @@
+// The grids of the IQ formats as tables for one gather each, derived from isthmus/formats/grids.def.
+//
+// A grid index stands for 8 neighbouring weights (IQ1, IQ2) or 4 (IQ3). All tables have 32-bit entries and
+// fit the first-level cache: 8, 1, 2, 4, 1 and 2 KB.
+#pragma once
+
+#include <cstdint>
+
+namespace isthmus {
+
+template <int N>
+struct GridTable {
+  alignas(64) uint32_t entry[N];
+};
+
+// Byte i: 4 (value + 1) of column i in the low nibble, of column 4 + i in the high one; values -1, 0, 1.
+extern const GridTable<2048> kIq1Grid;
+// Byte i: the level of column i in the low nibble, of column 4 + i in the high one; levels 0, 1, 2.
+extern const GridTable<256> kIq2XxsGrid;
+extern const GridTable<512> kIq2XsGrid;
+extern const GridTable<1024> kIq2SGrid;
+// Byte i: zero + value of column i: 62 + 4..62 and 15 + 1..15.
+extern const GridTable<256> kIq3XxsGrid;
+extern const GridTable<512> kIq3SGrid;
+
+}  // namespace isthmus

@@ -1,0 +1,67 @@
+// What the grid formats share. A block is 256 columns; b = 0..7 counts its runs of 32, l = 0..3 their groups
+// of 8 and h = 0, 1 the halves of a group: columns 32b + 8l + 4h..
+//
+// Indexes stand as 16 lanes of their low 8 bits, index n at 16 n. Signs of 32 columns are one vector: bit m
+// of byte l in lane r is that of column 8l + m in row r, 1 = negative. Some formats keep 7 signs a group and
+// a spare bit on top of them; the eighth sign makes the number of negative ones even.
+#pragma once
+
+#include "core/grids.h"
+#include "formats/common.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+ISTHMUS_INLINE i32v index_low(const uint8_t* indexes, int n) { return widen_u8(indexes + 16 * n); }
+
+// The scale 2 n + 1.
+ISTHMUS_INLINE f32v odd_scale(i32v n) { return to_f32(bit_or(shift_left<1>(n), set1_i32(1))); }
+// The same with n in nibble j of a row's scale bytes.
+ISTHMUS_INLINE f32v odd_nibble_scale(const uint8_t* scales, int j) {
+  const i32v pair = widen_u8(scales + 16 * (j >> 1));
+  return odd_scale((j & 1) != 0 ? shift_right<4>(pair) : bit_and(pair, set1_i32(15)));
+}
+// The same with bit l of n in the spare bit of sign byte l.
+ISTHMUS_INLINE f32v odd_spare_scale(u8v signs) {
+  static constexpr int8_t kTwice[4] = {2, 4, 8, 16};
+  return to_f32(dot<1>(set1_i32(1), bit_and(shift_right<7>(signs), set1_u8(1)), kTwice));
+}
+
+// The eighth sign of each byte in place of its spare bit: the parity of the other seven.
+ISTHMUS_INLINE u8v with_eighth_sign(u8v signs) {
+  const u8v seven = bit_and(signs, set1_u8(0x7f));
+  u8v parity = bit_xor(seven, shift_right<4>(seven));
+  parity = bit_xor(parity, shift_right<2>(parity));
+  parity = bit_xor(parity, shift_right<1>(parity));
+  return bit_or(seven, bit_and(shift_left<7>(parity), set1_u8(0x80)));
+}
+
+// IQ2: the 8 columns of an entry are levels 0, 1, 2 for 8, 25, 43; u = 43 +- value.
+constexpr int kIq2Zero = 43, kIq2MaxCode = 86;
+constexpr uint8_t kIq2Codes[16] = {43 + 8, 43 + 25, 43 + 43};
+
+// c becomes top - c in the columns whose sign is set; group P of 8 columns.
+template <int P>
+ISTHMUS_INLINE CodePair flip(CodePair c, u8v signs, uint8_t top) {
+  const u8v of_group = spread<P>(signs);
+  return {flip<0>(c.first, of_group, top), flip<1>(c.second, of_group, top)};
+}
+
+template <int P>
+ISTHMUS_INLINE CodePair iq2_codes(u8v entry, u8v signs) {
+  const u8v low = bit_and(entry, set1_u8(15)), high = bit_and(shift_right<4>(entry), set1_u8(15));
+  return flip<P>({lookup(kIq2Codes, low), lookup(kIq2Codes, high)}, signs, kIq2MaxCode);
+}
+
+// IQ1: w = d/8 (2 ls + 1) (8 value +- 1) with values -1, 0, 1 and one sign per 8 columns or more. The entry's
+// nibbles are 4 (value + 1), so u = 8 (value + 1) + 2 where that sign is plus, and the zero is 9.
+constexpr int kIq1Zero = 9, kIq1MaxCode = 18;
+
+// minus: the sign in bit 31 of each lane, set = minus.
+ISTHMUS_INLINE CodePair iq1_codes(u8v entry, i32v minus) {
+  const u8v plus = bit_xor(as_u8(shift_right_signed<31>(minus)), set1_u8(255)), eights = set1_u8(0x1e);
+  const u8v two = bit_and(plus, set1_u8(2));
+  return {bit_or(bit_and(shift_left<1>(entry), eights), two),
+          bit_or(bit_and(shift_right<3>(entry), eights), two)};
+}
+
+}  // namespace isthmus::ISTHMUS_ISA

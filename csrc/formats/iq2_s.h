@@ -1,0 +1,47 @@
+// IQ2_S: w = d/8 (2 ls[j] + 1) v, v = +- 8, 25, 43 from a grid of 1024 points, j = column / 16.
+//
+//   tile of 16 x 256, 1312 bytes   | at  | bytes | lanes           | file byte
+//   d                              |   0 |    32 | 16 fp16         | 0
+//   scales[b], b = 0..7            |  32 |   128 | 16 bytes each   | 74   ls of columns 32b.. low, 32b + 16..
+//   high qh[b]                          | 160 |   128 | 16 bytes each   | 66   bits 2l, 2l + 1: the upper
+//   bits of index l A[b]: signs[4b + i]            | 288 |   512 | 64-byte vectors | 34 index[4b + l], low 8
+//   bits      | 800 |   512 | 16 bytes each   | 2
+#pragma once
+
+#include "formats/grids.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+template <>
+struct Format<22> {
+  static constexpr const char* name = "iq2_s";
+  static constexpr Policy policy = Policy::Int8;
+  static constexpr int block_columns = 256, block_bytes = 82;
+  static constexpr Field fields[] = {half_scale(0), byte_field(74, 8), byte_field(66, 8), vector_field(34, 8),
+                                     byte_field(2, 32)};
+  static_assert(fields_cover(fields, block_bytes));
+
+  static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 16;
+  static constexpr bool has_addend = false;
+
+  struct Scales {
+    f32v eighth;
+    const uint8_t* scales;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    return {mul(load_fp16(tile), set1(0.125f)), tile + 32};
+  }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
+    return mul(s.eighth, odd_nibble_scale(s.scales, j));
+  }
+
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
+    const int b = 2 * part + C;
+    const i32v high = shift_left<8 - 2 * P>(widen_u8(tile + 160 + 16 * b));
+    const i32v index = bit_or(index_low(tile + 800, 4 * b + P), bit_and(high, set1_i32(0x300)));
+    return iq2_codes<P>(gather(kIq2SGrid.entry, index), load_u8(tile + 288 + 64 * b));
+  }
+};
+
+}  // namespace isthmus::ISTHMUS_ISA

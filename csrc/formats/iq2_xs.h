@@ -1,0 +1,50 @@
+// IQ2_XS: w = d/8 (2 ls[j] + 1) v, v = +- 8, 25, 43 from a grid of 512 points, j = column / 16.
+//
+//   tile of 16 x 256, 1184 bytes | at  | bytes | lanes          | file byte
+//   d                            |   0 |    32 | 16 fp16        | 0
+//   scales[b], b = 0..7          |  32 |   128 | 16 bytes each  | 66   ls of columns 32b.. low, 32b + 16..
+//   high A[b]                         | 160 |   512 | signs, see below | upper bytes of the 16-bit words from
+//   2 index[4b + l], low 8 bits    | 672 |   512 | 16 bytes each  | lower bytes of the words from 2 A: 7
+//   signs a group, the spare bit of byte l is bit 8 of index l
+#pragma once
+
+#include "formats/grids.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+template <>
+struct Format<17> {
+  static constexpr const char* name = "iq2_xs";
+  static constexpr Policy policy = Policy::Int8;
+  static constexpr int block_columns = 256, block_bytes = 74;
+  static constexpr Field fields[] = {half_scale(0),
+                                     byte_field(66, 8),
+                                     {3, 4, 8, Check::None, Bits::SignHigh, 1, 8, 2},
+                                     {2, 1, 32, Check::None, Bits::AsInFile, 1, 2}};
+  static_assert(fields_cover(fields, block_bytes));
+
+  static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 16;
+  static constexpr bool has_addend = false;
+
+  struct Scales {
+    f32v eighth;
+    const uint8_t* scales;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    return {mul(load_fp16(tile), set1(0.125f)), tile + 32};
+  }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
+    return mul(s.eighth, odd_nibble_scale(s.scales, j));
+  }
+
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
+    const int b = 2 * part + C;
+    const u8v signs = load_u8(tile + 160 + 64 * b);
+    const u8v moved = P == 0 ? shift_left<1>(signs) : shift_right<(P == 0 ? 0 : 8 * P - 1)>(signs);
+    const i32v index = bit_or(index_low(tile + 672, 4 * b + P), bit_and(as_i32(moved), set1_i32(0x100)));
+    return iq2_codes<P>(gather(kIq2XsGrid.entry, index), with_eighth_sign(signs));
+  }
+};
+
+}  // namespace isthmus::ISTHMUS_ISA

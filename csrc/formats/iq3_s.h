@@ -1,0 +1,47 @@
+// IQ3_S: w = d (2 ls[b] + 1) v, v = +- 1, 3, .. 15 from a grid of 512 points.
+//
+//   tile of 16 x 256, 1760 bytes     | at  | bytes | lanes           | file byte
+//   d                                |   0 |    32 | 16 fp16         | 0
+//   scales[t], t = 0..3              |  32 |    64 | 16 bytes each   | 106  ls of b = 2t low, 2t + 1 high
+//   qh[b], b = 0..7                  |  96 |   128 | 16 bytes each   | 66   bit g: bit 8 of index g
+//   A[b]: signs[4b + i]              | 224 |   512 | 64-byte vectors | 74
+//   index[8b + g], g = 2l + h, low 8 bits | 736 | 1024 | 16 bytes each | 2
+#pragma once
+
+#include "formats/grids.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+template <>
+struct Format<21> {
+  static constexpr const char* name = "iq3_s";
+  static constexpr Policy policy = Policy::Int8;
+  static constexpr int block_columns = 256, block_bytes = 110;
+  static constexpr Field fields[] = {half_scale(0), byte_field(106, 4), byte_field(66, 8),
+                                     vector_field(74, 8), byte_field(2, 64)};
+  static_assert(fields_cover(fields, block_bytes));
+
+  static constexpr int zero = 15, max_code = 30, part_columns = 64, scale_columns = 32;
+  static constexpr bool has_addend = false;
+
+  struct Scales {
+    f32v d;
+    const uint8_t* scales;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile), tile + 32}; }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) { return mul(s.d, odd_nibble_scale(s.scales, j)); }
+
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
+    const int b = 2 * part + C;
+    const u8v signs = load_u8(tile + 224 + 64 * b);
+    const i32v qh = widen_u8(tile + 96 + 16 * b);
+    const i32v first =
+        bit_or(index_low(tile + 736, 8 * b + 2 * P), bit_and(shift_left<8 - 2 * P>(qh), set1_i32(0x100)));
+    const i32v second =
+        bit_or(index_low(tile + 736, 8 * b + 2 * P + 1), bit_and(shift_left<7 - 2 * P>(qh), set1_i32(0x100)));
+    return flip<P>({gather(kIq3SGrid.entry, first), gather(kIq3SGrid.entry, second)}, signs, max_code);
+  }
+};
+
+}  // namespace isthmus::ISTHMUS_ISA

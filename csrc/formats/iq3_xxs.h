@@ -1,0 +1,47 @@
+// IQ3_XXS: w = d/4 (2 ls[b] + 1) v, v = +- 4, 12, 20, 28, 36, 44, 52, 62 from a grid of 256 points.
+//
+//   tile of 16 x 256, 1568 bytes | at  | bytes | lanes          | file byte
+//   d                            |   0 |    32 | 16 fp16        | 0
+//   A[b], b = 0..7               |  32 |   512 | signs, see below | 66
+//   index[8b + 2l + h]           | 544 |  1024 | 16 bytes each  | 2
+//   A: 7 signs a group, the spare bit of byte l is bit l of ls
+#pragma once
+
+#include "formats/grids.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+template <>
+struct Format<18> {
+  static constexpr const char* name = "iq3_xxs";
+  static constexpr Policy policy = Policy::Int8;
+  static constexpr int block_columns = 256, block_bytes = 98;
+  static constexpr Field fields[] = {
+      half_scale(0), {66, 4, 8, Check::None, Bits::SignWord}, byte_field(2, 64)};
+  static_assert(fields_cover(fields, block_bytes));
+
+  static constexpr int zero = 62, max_code = 124, part_columns = 64, scale_columns = 32;
+  static constexpr bool has_addend = false;
+
+  struct Scales {
+    f32v quarter;
+    const uint8_t* signs;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    return {mul(load_fp16(tile), set1(0.25f)), tile + 32};
+  }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
+    return mul(s.quarter, odd_spare_scale(load_u8(s.signs + 64 * j)));
+  }
+
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
+    const int b = 2 * part + C;
+    const u8v signs = with_eighth_sign(load_u8(tile + 32 + 64 * b));
+    const u8v first = gather(kIq3XxsGrid.entry, index_low(tile + 544, 8 * b + 2 * P));
+    const u8v second = gather(kIq3XxsGrid.entry, index_low(tile + 544, 8 * b + 2 * P + 1));
+    return flip<P>({first, second}, signs, max_code);
+  }
+};
+
+}  // namespace isthmus::ISTHMUS_ISA
