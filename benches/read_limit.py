@@ -64,7 +64,9 @@ def compare(name: str, tool: Callable[[int], float], threads: int) -> float:
 def main() -> int:
     ratios = []
     if shutil.which("sysbench"):
-        ratios += [compare("sysbench", sysbench, threads) for threads in (1, native.default_threads())]
+        ratios += [
+            compare("sysbench", sysbench, threads) for threads in (1, native.this_machine().default_threads)
+        ]
     if shutil.which("mbw"):
         ratios.append(compare("mbw", mbw, 1))
     if not ratios:

@@ -1,17 +1,24 @@
 // Instruction sets, threads and read bandwidth, and probes of the pool for its tests.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "isa/dispatch.h"
 #include "runtime/bandwidth.h"
+#include "runtime/pool_layout.h"
 #include "runtime/rate.h"
 #include "runtime/thread_pool.h"
 #include "runtime/topology.h"
@@ -38,6 +45,14 @@ double multiply_gops(const std::string& policy, double seconds) {
   return loop_rate(loop, kLimitScratchBytes, table.matmul.enter_thread, seconds);
 }
 
+// What each worker of a pool would be: its node, and the cpus it is confined to.
+std::vector<std::pair<int, std::vector<int>>> pool_layout(const Topology& machine, int threads, int nodes) {
+  std::vector<std::pair<int, std::vector<int>>> workers;
+  for (auto& worker : lay_out(machine, threads, nodes).workers)
+    workers.emplace_back(worker.node, worker.cpus);
+  return workers;
+}
+
 struct PoolTrace {
   std::vector<int> visits;   // [items] how often each item came
   std::vector<int> workers;  // [items] who did it
@@ -62,6 +77,43 @@ PoolTrace pool_trace(int64_t items, int64_t grain, int slow_worker, int item_us,
   });
   trace.longest = longest;
   return trace;
+}
+
+// A job over items in parts: (part, item, worker) in the order in which they were taken. With `awake` a
+// worker, every other one holds its first item until all items are taken.
+std::vector<std::tuple<int, int64_t, int>> pool_parts(const std::vector<int64_t>& items, int64_t grain,
+                                                      int awake) {
+  if (awake >= ThreadPool::instance().num_threads()) throw std::invalid_argument("no such worker");
+  std::vector<std::tuple<int, int64_t, int>> taken;
+  std::mutex mutex;
+  std::atomic<int64_t> left = std::accumulate(items.begin(), items.end(), int64_t{0});
+  const auto take = [&](int part, int64_t begin, int64_t end, int worker) {
+    for (int64_t i = begin; i < end; i++, left--) {
+      const std::lock_guard<std::mutex> guard(mutex);
+      taken.emplace_back(part, i, worker);
+    }
+    while (awake >= 0 && worker != awake && left > 0) std::this_thread::yield();
+  };
+  ThreadPool::instance().parallel_parts(items, grain, take);
+  return taken;
+}
+
+// Nanoseconds of each of `jobs` jobs of one empty item per thread, `gap_ns` of other work of the caller after
+// each.
+std::vector<int64_t> pool_round_trips(int jobs, int64_t gap_ns) {
+  using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  };
+  std::vector<int64_t> times;
+  for (int i = 0; i < jobs; i++) {
+    const auto start = Clock::now();
+    parallel(ThreadPool::instance().num_threads(), 1, [](int64_t, int64_t, int) {});
+    times.push_back(since(start));
+    for (const auto gap = Clock::now(); since(gap) < gap_ns;) {
+    }
+  }
+  return times;
 }
 
 // A job inside a job: the sum of 0..inner-1, `outer` times over.
@@ -104,10 +156,29 @@ void bind_machine(nb::module_& m) {
       },
       Released());
   m.def("current_isa", [] { return std::string(kernels().name); });
-  m.def("set_threads", [](int threads) { ThreadPool::instance().resize(threads); }, Released());
+  m.def(
+      "set_threads", [](int threads, int nodes) { ThreadPool::instance().resize(threads, nodes); },
+      nb::arg("threads"), nb::arg("nodes") = 0, Released());
   m.def("num_threads", [] { return ThreadPool::instance().num_threads(); });
-  m.def("default_threads", default_threads);
-  m.def("usable_cpus", usable_cpus);
+  m.def("num_nodes", [] { return static_cast<int>(ThreadPool::instance().nodes().size()); });
+
+  nb::class_<Cpu>(m, "Cpu")
+      .def_ro("id", &Cpu::id)
+      .def_ro("core", &Cpu::core)
+      .def_ro("node", &Cpu::node)
+      .def_ro("efficient", &Cpu::efficient);
+  nb::class_<Topology>(m, "Topology")
+      .def_ro("cpus", &Topology::cpus)
+      .def_ro("quota", &Topology::quota)
+      .def_prop_ro("num_cores", &Topology::num_cores)
+      .def_prop_ro("nodes", &Topology::nodes)
+      .def_prop_ro("default_threads", &Topology::default_threads);
+  m.def("read_topology", read_topology);
+  m.def("this_machine", [] { return this_machine(); });
+  m.def("node_bytes", node_bytes);
+  m.def("pool_layout", pool_layout);
+  m.def("pool_may_spin",
+        [](const Topology& machine, int threads) { return lay_out(machine, threads, 0).may_spin; });
   nb::class_<ReadProbe>(m, "ReadProbe")
       .def(nb::init<int64_t>(), Released())
       .def("run", &ReadProbe::run, Released());
@@ -119,6 +190,8 @@ void bind_machine(nb::module_& m) {
       .def_ro("workers", &PoolTrace::workers)
       .def_ro("longest", &PoolTrace::longest);
   m.def("pool_trace", pool_trace, Released());
+  m.def("pool_parts", pool_parts, Released());
+  m.def("pool_round_trips", pool_round_trips, Released());
   m.def("pool_nested", pool_nested, Released());
   m.def("pool_scratch", pool_scratch, Released());
 }

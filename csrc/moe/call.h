@@ -1,11 +1,13 @@
 // What one call of an operator works with: the pool to itself, the kernels in use, and memory that is kept.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "core/kernels.h"
 #include "core/tuning.h"
 #include "isa/dispatch.h"
+#include "moe/packed.h"
 #include "moe/routing.h"
 #include "moe/rows.h"
 #include "runtime/buffer.h"
@@ -13,10 +15,18 @@
 
 namespace isthmus {
 
+using Weights = std::shared_ptr<const PackedWeights>;
+
+// gate, up: [experts][F, H]; down: [experts][H, F]. The three may differ in format.
+struct ExpertWeights {
+  Weights gate, up, down;
+};
+
 // Rows that one product handles together: all, or a part small enough for a core's cache, of an expert's
 // rows.
 struct Group {
-  MatrixView gate, up, down;
+  const ExpertWeights* of;
+  int64_t expert;
   RowFields hidden_fields;  // what `down` reads
   int64_t first;            // place of its first row among all rows of the call
   int rows;
@@ -30,6 +40,7 @@ struct Workspace {
   Buffer x, gathered, hidden;
   Routing routing;
   std::vector<Group> groups;
+  std::vector<int64_t> items, pieces;  // of each part (node)
 };
 
 class Call {

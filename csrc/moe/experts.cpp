@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -12,10 +13,17 @@
 namespace isthmus {
 namespace {
 
-constexpr int64_t kBlockStrips =
-    kStepColumns / kStripRows;  // a gate/up item: one quantisation block of the hidden
+// A gate/up item: one quantisation block of the hidden. Parts begin at whole ones.
+constexpr int64_t kBlockStrips = kStepColumns / kStripRows;
+static_assert(kPartStrips % kBlockStrips == 0);
 
 int64_t num_places(const ExpertsArgs& args, bool shared) { return args.tokens * (args.k + (shared ? 1 : 0)); }
+
+void check_split(const PackedWeights& a, const PackedWeights& b) {
+  if (a.split_like(b)) return;
+  throw std::invalid_argument(
+      "weights that are multiplied together were packed for different threads or nodes; pack them again");
+}
 
 void check_shapes(const ExpertWeights& w, const char* which) {
   const auto shape = [](const PackedWeights& p) {
@@ -28,23 +36,27 @@ void check_shapes(const ExpertWeights& w, const char* which) {
                     w.gate->columns() == w.up->columns();
   const bool back = w.gate->experts() == w.down->experts() && w.gate->rows() == w.down->columns() &&
                     w.gate->columns() == w.down->rows();
-  if (same && back) return;
-  throw std::invalid_argument(std::string(which) + ": gate " + shape(*w.gate) + ", up " + shape(*w.up) +
-                              " and down " + shape(*w.down) +
-                              " do not fit; gate and up are E x [F, H], down is E x [H, F]");
+  if (!same || !back) {
+    throw std::invalid_argument(std::string(which) + ": gate " + shape(*w.gate) + ", up " + shape(*w.up) +
+                                " and down " + shape(*w.down) +
+                                " do not fit; gate and up are E x [F, H], down is E x [H, F]");
+  }
+  check_split(*w.gate, *w.up);
 }
 
-// Computes columns [64 block, +64) of the hidden activation of a group, and leaves them as `down` reads them.
-// scratch: [rows][64] gate, [rows][64] up, then the GEMM driver's.
-void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group, int64_t block,
+// Computes block `block` (64 columns of the hidden activation) of a part's rows, and leaves it as `down`
+// reads it. scratch: [rows][64] gate, [rows][64] up, then the GEMM driver's.
+void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group, int part, int64_t block,
                   std::byte* scratch) {
   auto* gate = reinterpret_cast<float*>(scratch);
   float* up = gate + group.rows * kStepColumns;
   float* driver = up + group.rows * kStepColumns;
-  const int64_t columns = std::min<int64_t>(kStepColumns, group.gate.rows - block * kStepColumns);
+  const MatrixView gate_matrix = group.of->gate->matrix(group.expert, part);
+  const MatrixView up_matrix = group.of->up->matrix(group.expert, part);
+  const int64_t columns = std::min<int64_t>(kStepColumns, gate_matrix.rows - block * kStepColumns);
   const int64_t begin = block * kBlockStrips, end = begin + num_strips(columns);
-  multiply(kernels.matmul, group.gemm, group.gate, group.x, begin, end, gate, kStepColumns, driver);
-  multiply(kernels.matmul, group.gemm, group.up, group.x, begin, end, up, kStepColumns, driver);
+  multiply(kernels.matmul, group.gemm, gate_matrix, group.x, begin, end, gate, kStepColumns, driver);
+  multiply(kernels.matmul, group.gemm, up_matrix, group.x, begin, end, up, kStepColumns, driver);
   if (columns == kStepColumns) {
     kernels.rows.act_mul(act, gate, up, group.rows * kStepColumns, gate);
   } else {
@@ -52,7 +64,8 @@ void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group
       kernels.rows.act_mul(act, gate + at, up + at, columns, gate + at);
     }
   }
-  store_block(kernels.matmul, group.hidden_fields, gate, block, columns, group.hidden);
+  const int64_t of_all = group.of->gate->part(part).first_strip / kBlockStrips + block;
+  store_block(kernels.matmul, group.hidden_fields, gate, of_all, columns, group.hidden);
 }
 
 // out[t, column..] of all tokens from the partial outputs of all places ([places][stride] floats).
@@ -91,6 +104,8 @@ Experts::Experts(ExpertWeights routed, ExpertWeights shared, Act act, bool exact
                                 std::to_string(shared_.gate->experts()) + " over " +
                                 std::to_string(shared_.gate->columns()));
   }
+  check_split(*shared_.down, *routed_.down);
+  if (shared_.gate->num_parts() != routed_.gate->num_parts()) check_split(*shared_.gate, *routed_.gate);
   x_fields_.add(shared_.gate->format());
   x_fields_.add(shared_.up->format());
 }
@@ -121,8 +136,7 @@ void Experts::add_groups(Call& call, const ExpertWeights& of, int64_t expert, in
       std::max(x_fields_.bytes(of.gate->columns()), hidden_fields.bytes(of.down->columns()));
   const int64_t step = rows_per_group(end - first, bytes);
   for (int64_t at = first; at < end; at += step) {
-    call.work.groups.push_back({of.gate->matrix(expert), of.up->matrix(expert), of.down->matrix(expert),
-                                hidden_fields, at, static_cast<int>(std::min(step, end - at)),
+    call.work.groups.push_back({&of, expert, hidden_fields, at, static_cast<int>(std::min(step, end - at)),
                                 use_gemm(exact_, end - first)});
   }
 }
@@ -140,7 +154,8 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
   int64_t gathered_bytes = 0, hidden_bytes = 0, gathered_rows = 0;
   for (Group& group : groups) {
     const int32_t* tokens = tokens_of(group);
-    hidden_bytes += own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.down.columns);
+    hidden_bytes +=
+        own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.of->down->columns());
     if (tokens == nullptr) {
       group.x = slice_rows(x, group.first - routed_places, group.rows);
     } else if (can_slice(x, tokens, group.rows, group.gemm)) {
@@ -154,8 +169,9 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
   auto* hidden = call.work.hidden.grow<uint8_t>(hidden_bytes);
   auto* gathered = call.work.gathered.grow<uint8_t>(gathered_bytes);
   for (Group& group : groups) {
-    group.hidden = own_rows(group.hidden_fields, hidden, group.rows, pitch_of(group), group.down.columns);
-    hidden += own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.down.columns);
+    group.hidden =
+        own_rows(group.hidden_fields, hidden, group.rows, pitch_of(group), group.of->down->columns());
+    hidden += own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.of->down->columns());
     group.gathered = group.x.rows == 0;
     if (!group.gathered) continue;
     group.x = own_rows(x_fields_, gathered, group.rows, pitch_of(group), x.columns);
@@ -174,26 +190,36 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
 
 void Experts::gate_up(Call& call) const {
   const std::vector<Group>& groups = call.work.groups;
-  const auto blocks_of = [](const ExpertWeights& w) { return num_steps(w.gate->rows()); };
-  const auto is_routed = [&](const Group& group) { return group.first < call.work.routing.num_places(); };
+  const auto is_routed = [&](const Group& group) { return group.of == &routed_; };
   const int64_t num_routed = std::count_if(groups.begin(), groups.end(), is_routed);
-  const int64_t blocks = blocks_of(routed_), routed_items = num_routed * blocks;
-  const int64_t shared_blocks = shared_.gate ? blocks_of(shared_) : 1;
-  const int64_t items = routed_items + (static_cast<int64_t>(groups.size()) - num_routed) * shared_blocks;
+  const int64_t num_shared = static_cast<int64_t>(groups.size()) - num_routed;
+  const auto blocks = [](const ExpertWeights& of, int part) {
+    return of.gate ? num_steps(of.gate->part(part).rows) : 0;
+  };
+  // Items of a part: every block of its rows of the first group, of the next, ...; shared groups come last.
+  std::vector<int64_t>& items = call.work.items;
+  items.clear();
+  for (int part = 0; part < routed_.gate->num_parts(); part++) {
+    items.push_back(num_routed * blocks(routed_, part) + num_shared * blocks(shared_, part));
+  }
 
   int most_rows = 0;
   for (const Group& group : groups) most_rows = std::max(most_rows, group.rows);
   const int64_t scratch_bytes = int64_t{2} * most_rows * kStepColumns * sizeof(float) + kGemmScratchBytes;
   const int64_t item_bytes = 2 * kBlockStrips * strip_bytes(routed_.gate->format(), hidden()) * most_rows;
-  call.pool.parallel(items, call.grain(items, item_bytes), [&](int64_t begin, int64_t end, int worker) {
-    std::byte* scratch = call.pool.scratch(worker, scratch_bytes);
-    for (int64_t i = begin; i < end; i++) {
-      const bool routed = i < routed_items;
-      const int64_t at = routed ? i : i - routed_items, per_group = routed ? blocks : shared_blocks;
-      const Group& group = groups[(routed ? 0 : num_routed) + at / per_group];
-      gate_up_item(call.kernels, act_, group, at % per_group, scratch);
-    }
-  });
+  const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
+  call.pool.parallel_parts(items, call.grain(num_items, item_bytes),
+                           [&](int part, int64_t begin, int64_t end, int worker) {
+                             std::byte* scratch = call.pool.scratch(worker, scratch_bytes);
+                             const int64_t routed_items = num_routed * blocks(routed_, part);
+                             for (int64_t i = begin; i < end; i++) {
+                               const bool routed = i < routed_items;
+                               const int64_t at = routed ? i : i - routed_items;
+                               const int64_t per_group = blocks(routed ? routed_ : shared_, part);
+                               const Group& group = groups[(routed ? 0 : num_routed) + at / per_group];
+                               gate_up_item(call.kernels, act_, group, part, at % per_group, scratch);
+                             }
+                           });
 }
 
 // Each item owns some output columns of every token: it multiplies all groups' hidden rows by those strips of
@@ -203,23 +229,29 @@ void Experts::down(Call& call, const ExpertsArgs& args) const {
   const std::vector<Group>& groups = call.work.groups;
   const bool any_gemm =
       std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.gemm; });
-  const int64_t width = hidden(), strips = num_strips(width),
-                places = num_places(args, shared_.gate != nullptr);
+  const int64_t width = hidden(), places = num_places(args, shared_.gate != nullptr);
   const int64_t fit = tuning::kPartialBytes / (places * kStripRows * static_cast<int64_t>(sizeof(float)));
   const int64_t least = any_gemm ? tuning::kMinGemmStrips : 1;
-  const int64_t step = std::clamp(fit, least, call.strips_per_item(strips, least));
+  const int64_t step = std::clamp(fit, least, call.strips_per_item(num_strips(width), least));
   const int64_t stride = step * kStripRows;
   const int64_t partial_floats = places * stride;
+  std::vector<int64_t>& items = call.work.items;
+  items.clear();
+  for (int part = 0; part < routed_.down->num_parts(); part++) {
+    items.push_back((num_strips(routed_.down->part(part).rows) + step - 1) / step);
+  }
 
-  call.pool.parallel((strips + step - 1) / step, 1, [&](int64_t item, int64_t, int worker) {
+  call.pool.parallel_parts(items, 1, [&](int part, int64_t item, int64_t, int worker) {
     auto* partial = reinterpret_cast<float*>(
         call.pool.scratch(worker, partial_floats * sizeof(float) + kGemmScratchBytes));
-    const int64_t begin = item * step, end = std::min(begin + step, strips);
+    const PackedWeights::Part& rows = routed_.down->part(part);
+    const int64_t begin = item * step, end = std::min(begin + step, num_strips(rows.rows));
     for (const Group& group : groups) {
-      multiply(call.kernels.matmul, group.gemm, group.down, group.hidden, begin, end,
-               partial + group.first * stride, stride, partial + partial_floats);
+      multiply(call.kernels.matmul, group.gemm, group.of->down->matrix(group.expert, part), group.hidden,
+               begin, end, partial + group.first * stride, stride, partial + partial_floats);
     }
-    const int64_t column = begin * kStripRows, columns = std::min(end * kStripRows, width) - column;
+    const int64_t column = (rows.first_strip + begin) * kStripRows;
+    const int64_t columns = std::min(end * kStripRows, rows.rows) - begin * kStripRows;
     combine(call.kernels, call.work.routing, args, shared_.gate != nullptr, partial, stride, column, columns,
             width);
   });

@@ -6,19 +6,11 @@
 #include <memory>
 
 #include "core/kernels.h"
+#include "moe/call.h"
 #include "moe/packed.h"
 #include "moe/rows.h"
 
 namespace isthmus {
-
-class Call;
-
-using Weights = std::shared_ptr<const PackedWeights>;
-
-// gate, up: [experts][F, H]; down: [experts][H, F]. The three may differ in format.
-struct ExpertWeights {
-  Weights gate, up, down;
-};
 
 struct ExpertsArgs {
   const float* x;        // [tokens, H]

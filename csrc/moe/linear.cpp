@@ -1,6 +1,7 @@
 #include "moe/linear.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -27,7 +28,7 @@ void write_tile(const float* tile, int64_t tile_stride, int rows, int64_t column
   }
 }
 
-int64_t num_parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+int64_t num_pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
 
 }  // namespace
 
@@ -45,6 +46,9 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedWeights>> weights, std::v
           "joined weights are single matrices over the same columns (" + std::to_string(columns()) +
           "), got " + std::to_string(w ? w->experts() : 0) + " over " + std::to_string(w ? w->columns() : 0));
     }
+    if (w->num_parts() != weights_[0]->num_parts()) {
+      throw std::invalid_argument("joined weights were packed for different nodes; pack them again");
+    }
     width_ += w->rows();
     fields_.add(w->format());
   }
@@ -61,33 +65,45 @@ void Linear::operator()(const LinearArgs& args) const {
   for (const auto& w : weights_) strips += num_strips(w->rows());
   const int64_t step = call.strips_per_item(strips, gemm ? tuning::kMinGemmStrips : 1);
   const int64_t stride = step * kStripRows;
-  int64_t parts = 0;
-  for (const auto& w : weights_) parts += num_parts(num_strips(w->rows()), step);
 
-  // Items: all parts of the first group of rows, then of the next: a worker keeps its rows in its cache.
-  const int64_t items = num_parts(args.rows, group) * parts;
+  // Items of a node: all pieces of its rows for the first group of rows of x, then for the next: a worker
+  // keeps its rows of x in its cache.
+  const auto pieces_of = [&](const PackedWeights& w, int part) {
+    return num_pieces(num_strips(w.part(part).rows), step);
+  };
+  const int num_parts = weights_[0]->num_parts();
+  std::vector<int64_t>&pieces = call.work.pieces, &items = call.work.items;
+  pieces.assign(num_parts, 0);
+  items.resize(num_parts);
+  for (int part = 0; part < num_parts; part++) {
+    for (const auto& w : weights_) pieces[part] += pieces_of(*w, part);
+    items[part] = num_pieces(args.rows, group) * pieces[part];
+  }
+  const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
   const int64_t item_bytes = step * strip_bytes(weights_[0]->format(), columns()) * group;
-  call.pool.parallel(items, call.grain(items, item_bytes), [&](int64_t begin, int64_t end, int worker) {
-    auto* tile = reinterpret_cast<float*>(
-        call.pool.scratch(worker, group * stride * sizeof(float) + kGemmScratchBytes));
-    for (int64_t item = begin; item < end; item++) {
-      const int64_t row = item / parts * group;
-      const int rows = static_cast<int>(std::min(group, args.rows - row));
-      int64_t part = item % parts, which = 0, column = 0;
-      while (part >= num_parts(num_strips(weights_[which]->rows()), step)) {
-        part -= num_parts(num_strips(weights_[which]->rows()), step);
-        column += weights_[which++]->rows();
-      }
-      const PackedWeights& w = *weights_[which];
-      const int64_t first = part * step, last = std::min(first + step, num_strips(w.rows()));
-      const int64_t n = first * kStripRows, columns_here = std::min(last * kStripRows, w.rows()) - n;
-      multiply(call.kernels.matmul, gemm, w.matrix(0), slice_rows(x, row, rows), first, last, tile, stride,
-               tile + group * stride);
-      const int64_t at = row * args.out_stride + column + n;
-      write_tile(tile, stride, rows, columns_here, biases_[which] ? biases_[which] + n : nullptr,
-                 args.residual ? args.residual + at : nullptr, args.out + at, args.out_stride);
-    }
-  });
+  call.pool.parallel_parts(
+      items, call.grain(num_items, item_bytes), [&](int part, int64_t begin, int64_t end, int worker) {
+        auto* tile = reinterpret_cast<float*>(
+            call.pool.scratch(worker, group * stride * sizeof(float) + kGemmScratchBytes));
+        for (int64_t item = begin; item < end; item++) {
+          const int64_t row = item / pieces[part] * group;
+          const int rows = static_cast<int>(std::min(group, args.rows - row));
+          int64_t piece = item % pieces[part], which = 0, column = 0;
+          while (piece >= pieces_of(*weights_[which], part)) {
+            piece -= pieces_of(*weights_[which], part);
+            column += weights_[which++]->rows();
+          }
+          const MatrixView w = weights_[which]->matrix(0, part);
+          const int64_t first = piece * step, last = std::min(first + step, num_strips(w.rows));
+          const int64_t columns_here = std::min(last * kStripRows, w.rows) - first * kStripRows;
+          const int64_t n = (weights_[which]->part(part).first_strip + first) * kStripRows;
+          multiply(call.kernels.matmul, gemm, w, slice_rows(x, row, rows), first, last, tile, stride,
+                   tile + group * stride);
+          const int64_t at = row * args.out_stride + column + n;
+          write_tile(tile, stride, rows, columns_here, biases_[which] ? biases_[which] + n : nullptr,
+                     args.residual ? args.residual + at : nullptr, args.out + at, args.out_stride);
+        }
+      });
 }
 
 HeadLinear::HeadLinear(std::shared_ptr<const PackedWeights> weights, bool exact)
@@ -102,19 +118,26 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
   const PackedWeights& w = *weights_;
   const bool gemm = use_gemm(exact_, args.rows);
   const int64_t group = rows_per_group(args.rows, fields_.bytes(w.columns()));
-  const int64_t groups = num_parts(args.rows, group), strips = num_strips(w.rows());
+  const int64_t groups = num_pieces(args.rows, group);
   // A head's matrix is small: it is cut only if there are too few heads for the threads.
-  const int64_t wanted = num_parts(call.pool.num_threads() * tuning::kItemsPerThread, w.experts() * groups);
-  const int64_t step = std::max(gemm ? tuning::kMinGemmStrips : 1, num_parts(strips, wanted));
-  const int64_t parts = num_parts(strips, step);
+  const int64_t wanted = num_pieces(call.pool.num_threads() * tuning::kItemsPerThread, w.experts() * groups);
+  const int64_t step = std::max(gemm ? tuning::kMinGemmStrips : 1, num_pieces(num_strips(w.rows()), wanted));
   const int pitch = gemm ? gemm_pitch(static_cast<int>(group)) : static_cast<int>(group);
   const int64_t codes_bytes = fields_.codes ? (activation_bytes(pitch, w.columns()) + 63) / 64 * 64 : 0;
+  std::vector<int64_t>&pieces = call.work.pieces, &items = call.work.items;
+  pieces.clear();
+  items.clear();
+  for (int part = 0; part < w.num_parts(); part++) {
+    pieces.push_back(num_pieces(num_strips(w.part(part).rows), step));
+    items.push_back(w.experts() * groups * pieces.back());
+  }
 
   // Every item quantises the few rows it reads itself: K is a head's, so that costs less than a barrier.
-  call.pool.parallel(w.experts() * groups * parts, 1, [&](int64_t item, int64_t, int worker) {
+  call.pool.parallel_parts(items, 1, [&](int part, int64_t item, int64_t, int worker) {
     std::byte* scratch = call.pool.scratch(worker, codes_bytes + kGemmScratchBytes);
-    const int64_t head = item / (groups * parts), row = item / parts % groups * group;
-    const int64_t first = item % parts * step, last = std::min(first + step, strips);
+    const int64_t head = item / (groups * pieces[part]), row = item / pieces[part] % groups * group;
+    const MatrixView matrix = w.matrix(head, part);
+    const int64_t first = item % pieces[part] * step, last = std::min(first + step, num_strips(matrix.rows));
     const int rows = static_cast<int>(std::min(group, args.rows - row));
     const float* from = args.x + row * args.x_row_stride + head * args.x_head_stride;
     ActivationView x{rows, pitch, w.columns(), nullptr, nullptr, nullptr, from, args.x_row_stride};
@@ -123,8 +146,9 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
       quantize_rows(call.kernels.matmul, x, 0, rows);
       clear_spare_rows(x);
     }
-    float* out = args.out + row * args.out_row_stride + head * args.out_head_stride + first * kStripRows;
-    multiply(call.kernels.matmul, gemm, w.matrix(head), x, first, last, out, args.out_row_stride,
+    float* out = args.out + row * args.out_row_stride + head * args.out_head_stride +
+                 (w.part(part).first_strip + first) * kStripRows;
+    multiply(call.kernels.matmul, gemm, matrix, x, first, last, out, args.out_row_stride,
              scratch + codes_bytes);
   });
 }

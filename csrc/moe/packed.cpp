@@ -1,5 +1,6 @@
 #include "moe/packed.h"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,17 @@ int64_t product(int64_t a, int64_t b) {
   int64_t result;
   if (__builtin_mul_overflow(a, b, &result)) throw std::invalid_argument("weight sizes overflow 64 bits");
   return result;
+}
+
+// Strips [at[i], at[i + 1]) go to node i: by its share of the threads, in whole units, the last one what is
+// left.
+std::vector<int64_t> split(int64_t strips, const std::vector<PoolLayout::Node>& nodes) {
+  const int64_t units = (strips + kPartStrips - 1) / kPartStrips, threads = nodes.back().last;
+  std::vector<int64_t> at{0};
+  for (const PoolLayout::Node& node : nodes) {
+    at.push_back(std::min(strips, (units * node.last + threads / 2) / threads * kPartStrips));
+  }
+  return at;
 }
 
 // Strips per work item when tensors are packed or unpacked.
@@ -65,22 +77,46 @@ std::shared_ptr<const PackedWeights> PackedWeights::pack(const uint8_t* file, in
   packed->experts_ = experts;
   packed->rows_ = rows;
   packed->columns_ = columns;
-  packed->expert_bytes_ = packed_bytes(format, rows, columns);
-  packed->memory_ = Arena::instance().allocate(experts * packed->expert_bytes_);
 
-  const int64_t strips = num_strips(rows);
+  ThreadPool::Session session;  // the pool keeps its nodes
+  const auto& nodes = ThreadPool::instance().nodes();
+  const std::vector<int64_t> at = split(num_strips(rows), nodes);
+  for (size_t i = 0; i < nodes.size(); i++) {
+    const int64_t part_rows = std::min(rows, at[i + 1] * kStripRows) - std::min(rows, at[i] * kStripRows);
+    const int64_t expert_bytes = packed_bytes(format, part_rows, columns);
+    packed->parts_.push_back({at[i], part_rows, expert_bytes, {}});
+    if (part_rows == 0) continue;
+    packed->parts_.back().memory =
+        Arena::instance().allocate(experts * expert_bytes, static_cast<int>(i), nodes[i].kernel_id);
+  }
+
   std::atomic<bool> damaged{false};
-  parallel(experts * strips, copy_grain(strip_bytes(format, columns)), [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; i++) {
-      const int64_t expert = i / strips, strip = i % strips;
-      if (pack_strips(format, file + expert * rows * row_bytes, rows, columns, strip, strip + 1,
-                      packed->memory_.data + expert * packed->expert_bytes_) >= 0) {
-        damaged.store(true, std::memory_order_relaxed);
-      }
+  packed->each_strip([&](const Part& part, int64_t expert, int64_t strip) {
+    if (pack_strips(format, file + (expert * rows + part.first_strip * kStripRows) * row_bytes, part.rows,
+                    columns, strip, strip + 1, part.memory.data + expert * part.expert_bytes) >= 0) {
+      damaged.store(true, std::memory_order_relaxed);
     }
   });
   if (damaged) packed->report_damage(file);
   return packed;
+}
+
+bool PackedWeights::split_like(const PackedWeights& other) const {
+  return std::equal(
+      parts_.begin(), parts_.end(), other.parts_.begin(), other.parts_.end(),
+      [](const Part& a, const Part& b) { return a.first_strip == b.first_strip && a.rows == b.rows; });
+}
+
+template <class F>
+void PackedWeights::each_strip(F&& fn) const {
+  std::vector<int64_t> items;
+  for (const Part& part : parts_) items.push_back(experts_ * num_strips(part.rows));
+  ThreadPool::instance().parallel_parts(items, copy_grain(strip_bytes(*format_, columns_)),
+                                        [&](int p, int64_t begin, int64_t end, int) {
+                                          const int64_t strips = num_strips(parts_[p].rows);
+                                          for (int64_t i = begin; i < end; i++)
+                                            fn(parts_[p], i / strips, i % strips);
+                                        });
 }
 
 void PackedWeights::report_damage(const uint8_t* file) const {
@@ -100,15 +136,11 @@ void PackedWeights::report_damage(const uint8_t* file) const {
 }
 
 void PackedWeights::unpack(uint8_t* file) const {
-  const int64_t strips = num_strips(rows_), row_bytes = format_->row_bytes(columns_);
-  parallel(experts_ * strips, copy_grain(strip_bytes(*format_, columns_)),
-           [&](int64_t begin, int64_t end, int) {
-             for (int64_t i = begin; i < end; i++) {
-               const int64_t expert = i / strips, strip = i % strips;
-               unpack_strips(*format_, memory_.data + expert * expert_bytes_, rows_, columns_, strip,
-                             strip + 1, file + expert * rows_ * row_bytes);
-             }
-           });
+  const int64_t row_bytes = format_->row_bytes(columns_);
+  each_strip([&](const Part& part, int64_t expert, int64_t strip) {
+    unpack_strips(*format_, part.memory.data + expert * part.expert_bytes, part.rows, columns_, strip,
+                  strip + 1, file + (expert * rows_ + part.first_strip * kStripRows) * row_bytes);
+  });
 }
 
 void PackedWeights::rows_into(const int32_t* ids, int64_t count, float* out) const {
@@ -121,8 +153,13 @@ void PackedWeights::rows_into(const int32_t* ids, int64_t count, float* out) con
   const auto dequantize = kernels().matmul.dequantize_row;
   const int64_t grain = std::max<int64_t>(1, tuning::kSerialFloats / columns_);
   parallel(count, grain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; i++)
-      dequantize(matrix(ids[i] / rows_), ids[i] % rows_, out + i * columns_);
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t row = ids[i] % rows_;
+      int part = num_parts() - 1;
+      while (row < parts_[part].first_strip * kStripRows) part--;
+      dequantize(matrix(ids[i] / rows_, part), row - parts_[part].first_strip * kStripRows,
+                 out + i * columns_);
+    }
   });
 }
 

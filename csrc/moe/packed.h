@@ -1,23 +1,39 @@
 // The weights an operator multiplies by: one matrix per expert (one for a plain linear layer), packed in
-// tiles.
+// tiles. On several NUMA nodes every matrix is split by rows into parts, one per node, each in memory of its
+// node; there is one copy of every weight. An output is computed from one row, so no part needs another.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "core/activations.h"
 #include "core/format.h"
 #include "core/kernels.h"
+#include "core/tile.h"
 #include "runtime/arena.h"
 
 namespace isthmus {
 
+// Parts begin at multiples of this many strips: 64 rows, a quantisation block of what the next product reads
+// and two panels of the GEMM driver.
+inline constexpr int64_t kPartStrips = kStepColumns / kStripRows;
+
 // W[experts][rows, columns]; immutable once packed, shared by the operators that use it.
 class PackedWeights {
  public:
+  // Rows [16 * first_strip, 16 * first_strip + rows) of every expert; rows may be 0.
+  struct Part {
+    int64_t first_strip, rows;
+    int64_t expert_bytes;
+    ArenaBlock memory;
+  };
+
   // Packs `bytes` bytes at `file` (the tensor as a GGUF file holds it, outermost expert first) with all
-  // threads. Throws std::invalid_argument, before anything is read, if the format has no kernels, a size is
-  // not positive, columns are no multiple of the format's block, or bytes are not what the sizes give; and,
-  // naming the first damaged block, if a scale is Inf or NaN. Throws OutOfMemory.
+  // threads, in parts over the nodes of the pool. Throws std::invalid_argument, before anything is read, if
+  // the format has no kernels, a size is not positive, columns are no multiple of the format's block, or
+  // bytes are not what the sizes give; and, naming the first damaged block, if a scale is Inf or NaN. Throws
+  // OutOfMemory.
   static std::shared_ptr<const PackedWeights> pack(const uint8_t* file, int64_t bytes, int format,
                                                    int64_t experts, int64_t rows, int64_t columns);
 
@@ -26,11 +42,18 @@ class PackedWeights {
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
   // Memory taken, and the file's size of the same tensor (they differ if rows are no multiple of 16).
-  int64_t bytes() const { return memory_.bytes; }
+  int64_t bytes() const { return experts_ * packed_bytes(*format_, rows_, columns_); }
   int64_t file_bytes() const { return experts_ * rows_ * format_->row_bytes(columns_); }
 
-  MatrixView matrix(int64_t expert) const {
-    return {format_->id, memory_.data + expert * expert_bytes_, rows_, columns_};
+  int num_parts() const { return static_cast<int>(parts_.size()); }
+  const Part& part(int part) const { return parts_[part]; }
+  // True if part for part both have the same rows.
+  bool split_like(const PackedWeights& other) const;
+
+  // The rows of a part as a matrix of their own.
+  MatrixView matrix(int64_t expert, int part) const {
+    const Part& p = parts_[part];
+    return {format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_};
   }
 
   // Writes the file's bits back: file_bytes() at `file`.
@@ -42,12 +65,14 @@ class PackedWeights {
 
  private:
   PackedWeights() = default;
+  // Calls fn(part, expert, strip within the part) for every strip, in parallel.
+  template <class F>
+  void each_strip(F&& fn) const;
   [[noreturn]] void report_damage(const uint8_t* file) const;
 
   const FormatInfo* format_ = nullptr;
   int64_t experts_ = 0, rows_ = 0, columns_ = 0;
-  int64_t expert_bytes_ = 0;
-  ArenaBlock memory_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace isthmus

@@ -1,6 +1,8 @@
 #include "runtime/arena.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -8,11 +10,22 @@
 namespace isthmus {
 namespace {
 
+// Asks for the pages of a mapping that is not yet touched to be taken from one node, and from elsewhere when
+// that is full. By the system call itself: libnuma would be a dependency for this one line.
+void prefer_node(void* data, int64_t bytes, int node) {
+  constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
+  unsigned long mask[16] = {};
+  constexpr int kBits = 8 * sizeof(long);
+  if (node < 0 || node >= 16 * kBits) return;
+  mask[node / kBits] = 1ul << node % kBits;
+  syscall(SYS_mbind, data, bytes, kPreferred, mask, 16 * kBits + 1, 0);
+}
+
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 }  // namespace
 
-Region::Region(int64_t bytes) : bytes_(round_up(bytes, Arena::kPageBytes)) {
+Region::Region(int64_t bytes, int node) : bytes_(round_up(bytes, Arena::kPageBytes)) {
   // Mapped with a page to spare, which is cut off at both ends: mmap aligns to 4 KiB only.
   const int64_t mapped = bytes_ + Arena::kPageBytes;
   void* memory =
@@ -28,6 +41,7 @@ Region::Region(int64_t bytes) : bytes_(round_up(bytes, Arena::kPageBytes)) {
   data_ = start + head;
   munmap(data_ + bytes_, mapped - head - bytes_);
   madvise(data_, bytes_, MADV_HUGEPAGE);  // refused where the kernel has no huge pages: slower, not wrong
+  prefer_node(data_, bytes_, node);
 }
 
 Region::~Region() { munmap(data_, bytes_); }
@@ -37,21 +51,21 @@ Arena& Arena::instance() {
   return arena;
 }
 
-ArenaBlock Arena::allocate(int64_t bytes) {
+ArenaBlock Arena::allocate(int64_t bytes, int part, int node) {
   if (bytes >= kRegionBytes / 2) {
-    auto own = std::make_shared<Region>(bytes);
+    auto own = std::make_shared<Region>(bytes, node);
     uint8_t* data = own->data();
     return {std::move(own), data, bytes};
   }
   const std::lock_guard<std::mutex> guard(mutex_);
-  std::shared_ptr<Region> region = current_.lock();
-  if (region == nullptr || used_ + bytes > region->bytes()) {
-    region = std::make_shared<Region>(kRegionBytes);
-    current_ = region;
-    used_ = 0;
+  Open& open = open_[part];
+  std::shared_ptr<Region> region = open.region.lock();
+  if (region == nullptr || open.node != node || open.used + bytes > region->bytes()) {
+    region = std::make_shared<Region>(kRegionBytes, node);
+    open = {region, 0, node};
   }
-  uint8_t* data = region->data() + used_;
-  used_ = round_up(used_ + bytes, 64);
+  uint8_t* data = region->data() + open.used;
+  open.used = round_up(open.used + bytes, 64);
   return {std::move(region), data, bytes};
 }
 

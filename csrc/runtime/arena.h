@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -21,10 +22,11 @@ class OutOfMemory : public std::bad_alloc {
 };
 
 // One anonymous mapping, aligned to 2 MiB, with transparent huge pages asked for (madvise). A page takes
-// memory when it is first written, on the NUMA node of the thread that writes it.
+// memory when it is first written: on NUMA node `node` (as the kernel numbers it) while that has room; with
+// -1, or where the kernel refuses the wish (containers often do), on the node of the thread that writes it.
 class Region {
  public:
-  explicit Region(int64_t bytes);
+  explicit Region(int64_t bytes, int node = -1);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -52,14 +54,19 @@ class Arena {
 
   static Arena& instance();
 
-  // Any thread. Throws OutOfMemory.
-  ArenaBlock allocate(int64_t bytes);
+  // Memory for part `part` of something that is split over nodes, on node `node` as for Region; parts never
+  // share a page. Any thread. Throws OutOfMemory.
+  ArenaBlock allocate(int64_t bytes, int part = 0, int node = -1);
 
  private:
+  // The region being cut for one part; weak, so that a freed model's last region goes too.
+  struct Open {
+    std::weak_ptr<Region> region;
+    int64_t used = 0;
+    int node = -1;
+  };
   std::mutex mutex_;
-  // The region being cut; weak, so that a freed model's last region goes too.
-  std::weak_ptr<Region> current_;
-  int64_t used_ = 0;
+  std::map<int, Open> open_;
 };
 
 }  // namespace isthmus

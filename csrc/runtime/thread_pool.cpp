@@ -23,6 +23,7 @@ struct Here {
   int sessions = 0;
   int worker = -1;
   void (*entered)() = nullptr;
+  uint32_t confined_for = 0;  // the layout whose worker 0 this thread has been confined as
 };
 thread_local Here here;
 
@@ -52,12 +53,14 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-void pin(pthread_t thread, int cpu) {
-  cpu_set_t* set = CPU_ALLOC(cpu + 1);
+void confine(pthread_t thread, const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  const int size = *std::max_element(cpus.begin(), cpus.end()) + 1;
+  cpu_set_t* set = CPU_ALLOC(size);
   if (set == nullptr) return;
-  const size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+  const size_t bytes = CPU_ALLOC_SIZE(size);
   CPU_ZERO_S(bytes, set);
-  CPU_SET_S(cpu, bytes, set);
+  for (int cpu : cpus) CPU_SET_S(cpu, bytes, set);
   pthread_setaffinity_np(thread, bytes, set);  // a refusal costs speed only
   CPU_FREE(set);
 }
@@ -73,7 +76,7 @@ struct Start {
 ThreadPool& ThreadPool::instance() {
   static ThreadPool* pool = [] {
     auto* created = new ThreadPool();
-    created->start_threads(default_threads());
+    created->start_threads(lay_out(this_machine(), this_machine().default_threads(), 0));
     pthread_atfork(nullptr, nullptr, child_after_fork);
     return created;
   }();
@@ -89,21 +92,24 @@ void ThreadPool::child_after_fork() {
   here = Here{};
 }
 
-void ThreadPool::resize(int threads) {
-  if (threads < 1 || threads > tuning::kMaxThreads) {
-    throw std::invalid_argument("threads must be 1 to " + std::to_string(tuning::kMaxThreads) + ", got " +
-                                std::to_string(threads));
-  }
+void ThreadPool::resize(int threads, int nodes) {
+  const auto check = [](const char* what, int value, int least, int most) {
+    if (value >= least && value <= most) return;
+    throw std::invalid_argument(std::string(what) + " must be " + std::to_string(least) + " to " +
+                                std::to_string(most) + ", got " + std::to_string(value));
+  };
+  check("threads", threads, 1, tuning::kMaxThreads);
+  check("nodes", nodes, 0, tuning::kMaxNodes);
   Session session;
   stop_threads();
-  start_threads(threads);
+  start_threads(lay_out(this_machine(), threads, nodes));
 }
 
-void ThreadPool::start_threads(int threads) {
-  const std::vector<int> cpus = allowed_cpus();
-  // With more threads than cpus a spinning worker takes the core from one that has work.
-  spin_us_ = threads <= usable_cpus() ? tuning::kSpinUs : 0;
-  const bool pinned = threads <= static_cast<int>(cpus.size());
+void ThreadPool::start_threads(PoolLayout layout) {
+  const int threads = static_cast<int>(layout.workers.size());
+  spin_us_ = layout.may_spin ? tuning::kSpinUs : 0;
+  layout_ = std::move(layout);
+  layout_number_++;
   threads_lost_ = false;
   slots_.clear();
   for (int worker = 0; worker < threads; worker++) slots_.push_back(std::make_unique<Slot>());
@@ -123,14 +129,14 @@ void ThreadPool::start_threads(int threads) {
     if (error != 0) {
       num_threads_ = worker;
       stop_threads();
+      layout_ = lay_out(this_machine(), 1, 1);
       throw std::system_error(error, std::generic_category(),
                               "cannot start thread " + std::to_string(worker + 1) + " of " +
                                   std::to_string(threads) + "; ask for fewer threads");
     }
     (void)start.release();
     pthread_setname_np(slots_[worker]->thread, ("isthmus-" + std::to_string(worker)).c_str());
-    // The caller is not pinned (it is somebody else's thread): the scheduler leaves it cpus[0].
-    if (pinned) pin(slots_[worker]->thread, cpus[worker]);
+    confine(slots_[worker]->thread, layout_.workers[worker].cpus);
   }
   num_threads_ = threads;
 }
@@ -156,7 +162,7 @@ ThreadPool::Session::~Session() {
   if (--here.sessions == 0) instance().callers_.unlock();
 }
 
-void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context) {
+void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context, const PartEnds* parts) {
   if (items <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   if (here.worker >= 0) {
@@ -164,7 +170,7 @@ void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context) {
     return;
   }
   Session session;
-  if (threads_lost_) start_threads(num_threads());
+  if (threads_lost_) start_threads(PoolLayout(layout_));
   body_ = body;
   context_ = context;
   grain_ = grain;
@@ -180,17 +186,31 @@ void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context) {
     take_items(slot, 0);
     here.worker = -1;
   } else {
-    run_together(items);
+    run_together(items, parts);
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void ThreadPool::run_together(int64_t items) {
+// Items [begin, end) in equal ranges, of whole grains, to workers [first, last).
+void ThreadPool::deal(int64_t begin, int64_t end, int first, int last) {
+  const int64_t chunks = (end - begin + grain_ - 1) / grain_, workers = last - first;
+  for (int i = 0; i < workers; i++) {
+    Slot& slot = *slots_[first + i];
+    slot.next.store(begin + chunks * i / workers * grain_, std::memory_order_relaxed);
+    slot.end = std::min(begin + chunks * (i + 1) / workers * grain_, end);
+  }
+}
+
+void ThreadPool::run_together(int64_t items, const PartEnds* parts) {
   const int threads = num_threads();
   const int64_t chunks = (items + grain_ - 1) / grain_;
-  for (int worker = 0; worker < threads; worker++) {
-    slots_[worker]->next.store(chunks * worker / threads * grain_, std::memory_order_relaxed);
-    slots_[worker]->end = std::min(chunks * (worker + 1) / threads * grain_, items);
+  const auto& nodes = layout_.nodes;
+  if (parts != nullptr && parts->parts == static_cast<int>(nodes.size())) {
+    for (size_t node = 0; node < nodes.size(); node++) {
+      deal(parts->at[node], parts->at[node + 1], nodes[node].first, nodes[node].last);
+    }
+  } else {
+    deal(0, items, 0, threads);
   }
   epoch_.fetch_add(1, std::memory_order_seq_cst);  // odd: open
   const int wanted = static_cast<int>(std::min<int64_t>(chunks, threads)) - 1;
@@ -206,11 +226,11 @@ void ThreadPool::run_together(int64_t items) {
 }
 
 void ThreadPool::work(int worker) {
-  const int threads = num_threads();
-  for (int i = 0; i < threads; i++) {
-    const int victim = worker + i < threads ? worker + i : worker + i - threads;
-    take_items(*slots_[victim], worker);
-  }
+  const auto [first, last, kernel_id] = layout_.nodes[layout_.workers[worker].node];
+  for (int victim = worker; victim < last; victim++) take_items(*slots_[victim], worker);
+  for (int victim = first; victim < worker; victim++) take_items(*slots_[victim], worker);
+  for (int victim = last; victim < num_threads(); victim++) take_items(*slots_[victim], worker);
+  for (int victim = 0; victim < first; victim++) take_items(*slots_[victim], worker);
 }
 
 void ThreadPool::take_items(Slot& from, int worker) {
@@ -230,6 +250,12 @@ void ThreadPool::enter_thread() {
   // Worker 0 is the caller's thread and not ours alone: torch's own AMX kernels leave it without our tiles.
   if (hook != nullptr && (here.worker == 0 || here.entered != hook)) hook();
   here.entered = hook;
+  // A caller is somebody else's thread: it is left alone on one node, and kept on its node where there are
+  // more.
+  if (here.worker == 0 && here.confined_for != layout_number_) {
+    confine(pthread_self(), layout_.workers[0].cpus);
+    here.confined_for = layout_number_;
+  }
 }
 
 void ThreadPool::worker_main(int worker) {

@@ -4,19 +4,26 @@
 // is a few stores and, for workers that sleep, one futex call: no mutex, no allocation. A job ends when every
 // item is done and every worker that had entered it has left; a worker that never woke up delays nobody, so
 // 64 threads on 2 cores work. Jobs of several calling threads run one after the other; a job started inside a
-// job runs on the worker that started it. The pool knows nothing of instruction sets or operators.
+// job runs on the worker that started it. Workers stand on NUMA nodes (pool_layout.h): items that belong to a
+// node go to its workers first, and who has nothing left helps on its own node before it goes elsewhere. The
+// pool knows nothing of instruction sets or operators.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
 #include "runtime/buffer.h"
 #include "runtime/futex.h"
+#include "runtime/pool_layout.h"
+#include "runtime/tuning.h"
 
 namespace isthmus {
 
@@ -29,10 +36,16 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return num_threads_.load(std::memory_order_relaxed); }
-  // Ends the old threads and starts threads - 1 new ones. Waits for running jobs. Throws
-  // std::invalid_argument unless 1 <= threads <= tuning::kMaxThreads, std::logic_error inside a job,
-  // std::system_error (with one thread left) if the system refuses.
-  void resize(int threads);
+  // The nodes that the workers stand on. Weights packed now are split over them; weights that were split over
+  // other nodes still give the same results, only without regard to where they lie. Stays valid while a
+  // Session is held.
+  const std::vector<PoolLayout::Node>& nodes() const { return layout_.nodes; }
+
+  // Ends the old threads and starts threads - 1 new ones; `nodes` as lay_out() takes it. Waits for running
+  // jobs. Throws std::invalid_argument unless 1 <= threads <= tuning::kMaxThreads and 0 <= nodes <=
+  // tuning::kMaxNodes, std::logic_error inside a job, std::system_error (with one thread left) if the system
+  // refuses.
+  void resize(int threads, int nodes);
 
   // Calls fn(begin, end, worker) for disjoint ranges of at most `grain` items that cover [0, items), each on
   // one of the threads (worker < num_threads()). Returns when all are done. The first exception ends the job
@@ -44,6 +57,26 @@ class ThreadPool {
         items, grain,
         [](void* f, int64_t begin, int64_t end, int worker) { (*static_cast<Fn*>(f))(begin, end, worker); },
         const_cast<std::remove_const_t<Fn>*>(&fn));
+  }
+
+  // The same over items in parts: fn(part, begin, end, worker) for ranges within [0, items[part]). Part p is
+  // work on what lies on node p, if there are as many parts as nodes; else the parts are one long list.
+  template <class F>
+  void parallel_parts(std::span<const int64_t> items, int64_t grain, F&& fn) {
+    PartEnds ends(items);
+    auto in_parts = [&](int64_t begin, int64_t end, int worker) {
+      for (int part = ends.part_of(begin); begin < end; part++) {
+        const int64_t first = ends.begin(part), stop = std::min(end, ends.begin(part + 1));
+        if (begin < stop) fn(part, begin - first, stop - first, worker);
+        begin = std::max(begin, stop);
+      }
+    };
+    run(
+        ends.begin(ends.parts), grain,
+        [](void* f, int64_t begin, int64_t end, int worker) {
+          (*static_cast<decltype(in_parts)*>(f))(begin, end, worker);
+        },
+        &in_parts, &ends);
   }
 
   // 64-byte aligned memory of one worker, inside a job; its contents last until that worker asks again.
@@ -67,6 +100,22 @@ class ThreadPool {
   ThreadPool() = default;
   using Body = void (*)(void* context, int64_t begin, int64_t end, int worker);
 
+  // Where each part of a job's items begins; one entry more than there are parts.
+  struct PartEnds {
+    explicit PartEnds(std::span<const int64_t> items) : parts(static_cast<int>(items.size())) {
+      if (parts > tuning::kMaxNodes) throw std::invalid_argument("a job has too many parts");
+      for (int part = 0; part < parts; part++) at[part + 1] = at[part] + items[part];
+    }
+    int64_t begin(int part) const { return at[part]; }
+    int part_of(int64_t item) const {
+      int part = 0;
+      while (item >= at[part + 1]) part++;
+      return part;
+    }
+    int parts;
+    int64_t at[tuning::kMaxNodes + 1] = {};
+  };
+
   struct Slot {
     alignas(64) std::atomic<int64_t> next{0};  // first item of this worker's range that nobody has taken
     int64_t end = 0;
@@ -76,12 +125,13 @@ class ThreadPool {
     int waits_without_spin = 0;
   };
 
-  void run(int64_t items, int64_t grain, Body body, void* context);
-  void run_together(int64_t items);
+  void run(int64_t items, int64_t grain, Body body, void* context, const PartEnds* parts = nullptr);
+  void run_together(int64_t items, const PartEnds* parts);
+  void deal(int64_t begin, int64_t end, int first_worker, int last_worker);
   void work(int worker);
   void take_items(Slot& from, int worker);
   void enter_thread();
-  void start_threads(int threads);
+  void start_threads(PoolLayout layout);
   void stop_threads();
   void worker_main(int worker);
   void wait_for_job(Slot& slot, uint32_t seen);
@@ -103,6 +153,8 @@ class ThreadPool {
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
 
+  PoolLayout layout_;
+  uint32_t layout_number_ = 0;  // of the layouts so far: callers confine themselves once for each
   std::vector<std::unique_ptr<Slot>> slots_;
   std::atomic<int> num_threads_{1};
   std::atomic<void (*)()> enter_hook_{nullptr};

@@ -8,6 +8,8 @@ namespace isthmus::tuning {
 
 // --- threads ----------------------------------------------------------------------------------------------
 inline constexpr int kMaxThreads = 1024;
+// Nodes that weights are split over; a machine with more is used as if it had one.
+inline constexpr int kMaxNodes = 64;
 // How long an idle worker watches for the next job before it sleeps on the futex: the glue between two native
 // calls of a decode step takes 5 to 50 us, a futex wake 5 to 50 us.
 inline constexpr int64_t kSpinUs = 100;

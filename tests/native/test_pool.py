@@ -16,6 +16,7 @@ from isthmus.native import _native
 
 NOBODY = -1  # no slow worker
 NEVER = -1  # no item throws
+EVERYBODY = -1  # awake
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,30 @@ def test_items_of_a_slow_worker_are_taken_by_another() -> None:
     trace = run(64, slow_worker=0, item_us=5000)
     assert trace.visits == [1] * 64
     assert 1 in trace.workers[:32]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("items", [[], [0], [7], [40, 0], [0, 13], [9, 1, 30], [5, 5, 5, 5], [0, 0, 0, 0, 3]])
+def test_every_item_of_every_part_is_done_once(threads: int, nodes: int, items: list[int]) -> None:
+    native.set_threads(threads, nodes)
+    assert native.num_nodes() == min(threads, nodes)
+    for grain in (1, 4, 100):
+        taken = _native.pool_parts(items, grain, EVERYBODY)
+        assert sorted((part, item) for part, item, _ in taken) == [
+            (part, item) for part, count in enumerate(items) for item in range(count)
+        ]
+        assert all(0 <= worker < threads for _, _, worker in taken)
+
+
+def test_who_has_nothing_left_helps_on_its_own_node_first() -> None:
+    native.set_threads(4, 2)  # workers 0 and 1 on node 0, 2 and 3 on node 1; each owns four items
+    taken = _native.pool_parts([8, 8], 1, awake := 2)  # the others hold their first item until the end
+    mine = [(part, item) for part, item, worker in taken if worker == awake]
+    on_node = [item for part, item in mine if part == 1]
+    assert mine[: len(on_node)] == [(1, item) for item in on_node]  # everything of its node, then the rest
+    assert on_node[:4] == [0, 1, 2, 3]  # its own first
+    assert len(mine) >= 16 - 3
 
 
 def test_an_exception_of_any_worker_reaches_the_caller_and_the_pool_lives_on() -> None:
@@ -96,12 +121,20 @@ def test_jobs_of_many_python_threads_run_one_after_the_other() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1025])
+@pytest.mark.parametrize("threads", [0, -1, 1025, 100_000])
 def test_an_absurd_number_of_threads_is_refused_and_changes_nothing(threads: int) -> None:
     native.set_threads(3)
     with pytest.raises(ValueError, match=f"threads must be 1 to 1024, got {threads}"):
         native.set_threads(threads)
     assert native.num_threads() == 3
+
+
+def test_an_absurd_number_of_nodes_is_refused_and_changes_nothing() -> None:
+    native.set_threads(3, 2)
+    for nodes in (-1, 65):
+        with pytest.raises(ValueError, match=f"nodes must be 0 to 64, got {nodes}"):
+            native.set_threads(2, nodes)
+    assert (native.num_threads(), native.num_nodes()) == (3, 2)
 
 
 @pytest.mark.parametrize("threads", [2, 64])
@@ -118,11 +151,12 @@ def test_a_forked_child_starts_its_own_threads() -> None:
     script = """
 import os
 from isthmus.native import _native
-_native.set_threads(4)
+_native.set_threads(4, 2)
 assert _native.pool_trace(100, 1, -1, 0, -1).visits == [1] * 100
 child = os.fork()
 trace = _native.pool_trace(100, 1, 0, 2000, -1)
 assert trace.visits == [1] * 100 and any(trace.workers), trace.workers  # not the caller alone
+assert _native.num_nodes() == 2
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """

@@ -23,9 +23,8 @@ def machine(tmp_path: Path) -> Path:
         "proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {48 << 20} kB",
         "proc/self/cgroup": "0::/a/b",
     }
-    for cpu, core in enumerate([0, 1, 0, 1]):
-        files[f"sys/devices/system/cpu/cpu{cpu}/topology/core_id"] = str(core)
-        files[f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"] = "0"
+    for cpu, core in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        files[f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = core
     write(tmp_path, files)
     return tmp_path
 

@@ -21,11 +21,11 @@ from isthmus.native._native import (
     PackedWeight,
     ReadProbe,
     current_isa,
-    default_threads,
     isa_names,
+    num_nodes,
     num_threads,
     set_threads,
-    usable_cpus,
+    this_machine,
     use_isa,
 )
 
@@ -37,14 +37,14 @@ __all__ = [
     "PackedWeight",
     "ReadProbe",
     "current_isa",
-    "default_threads",
     "isa_names",
     "multiply_gops",
+    "num_nodes",
     "num_threads",
     "pack",
     "read_gb_s",
     "set_threads",
-    "usable_cpus",
+    "this_machine",
     "use_isa",
 ]
 
