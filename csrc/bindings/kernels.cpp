@@ -85,15 +85,17 @@ nb::object quantize(const std::string& isa, Floats x) {
   const auto rows = static_cast<int>(x.shape(0));
   const auto columns = static_cast<int64_t>(x.shape(1));
   const size_t steps = num_steps(columns), m = rows;
-  Memory memory = allocate(activation_bytes(rows, columns));
-  const ActivationView view = view_activations(memory.get(), rows, rows, columns, x.data(), columns);
-  quantize_rows(k, view, 0, rows);
+  constexpr RowFields kCodes = {.codes = true};
+  Memory memory = allocate(activation_bytes(kCodes, rows, rows, columns));
+  const ActivationView view = view_activations(kCodes, memory.get(), rows, rows, columns, x.data(), columns);
+  fill_rows(k, view, 0, rows);
   return nb::make_tuple(array(std::vector<int8_t>(view.codes, view.codes + steps * m * 64), {steps, m, 64}),
                         array(std::vector<float>(view.scales, view.scales + steps * m), {steps, m}),
                         array(std::vector<int32_t>(view.sums, view.sums + steps * m * 4), {steps, m, 4}));
 }
 
-// y[M, n] for the rows of w in strips [begin, end). driver: "gemv" or "gemm"; pitch 0: the driver's smallest.
+// y[M, n] for the rows of w in strips [begin, end). driver: "gemv" or "gemm"; pitch 0: as many places as
+// rows.
 nb::object matmul(const std::string& isa, const std::string& driver, int id, int64_t rows, int64_t columns,
                   Bytes packed, Floats x, int64_t begin, int64_t end, int pitch) {
   const FormatInfo& format = format_of(id, columns);
@@ -104,14 +106,15 @@ nb::object matmul(const std::string& isa, const std::string& driver, int id, int
   if (static_cast<int64_t>(x.shape(1)) != columns) throw std::invalid_argument("x and w differ in columns");
   const MatmulKernels& k = isa_table(isa.c_str()).matmul;
   const auto m = static_cast<int>(x.shape(0));
-  if (pitch == 0) pitch = gemm ? gemm_pitch(m) : m;
-  if (pitch < m || (gemm && pitch % 16 != 0))
-    throw std::invalid_argument("pitch too small or not of 16 rows");
+  if (pitch == 0) pitch = m;
+  if (pitch < m) throw std::invalid_argument("pitch too small");
 
-  Memory memory = allocate(activation_bytes(pitch, columns)), scratch = allocate(kGemmScratchBytes);
-  const ActivationView view = view_activations(memory.get(), m, pitch, columns, x.data(), columns);
-  quantize_rows(k, view, 0, m);
-  clear_spare_rows(view);
+  RowFields fields;
+  fields.add(reads(k, format, gemm));
+  Memory memory = allocate(activation_bytes(fields, m, pitch, columns)),
+         scratch = allocate(kGemmScratchBytes);
+  const ActivationView view = view_activations(fields, memory.get(), m, pitch, columns, x.data(), columns);
+  fill_rows(k, view, 0, m);
   const int64_t width = std::min(16 * end, rows) - 16 * begin;
   std::vector<float> y(m * width);
   const MatrixView w = {id, packed.data(), rows, columns};

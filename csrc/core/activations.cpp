@@ -1,43 +1,71 @@
 #include "core/activations.h"
 
-#include <cstring>
-
 namespace isthmus {
 namespace {
 
-constexpr int64_t round_up(int64_t n) { return (n + 63) / 64 * 64; }
+constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+int64_t codes_bytes(int pitch, int64_t columns) {
+  const int64_t places = num_steps(columns) * pitch;
+  return places * kStepColumns + round_up(places * sizeof(float), 64) +
+         round_up(places * 4 * sizeof(int32_t), 64);
+}
+
+int64_t halves_bytes(int rows, int64_t columns) {
+  return round_up(rows, 16) * round_up(columns, kHalvesColumns) * sizeof(uint16_t);
+}
 
 }  // namespace
 
-int64_t activation_bytes(int pitch, int64_t columns) {
-  const int64_t places = num_steps(columns) * pitch;
-  return places * kStepColumns + round_up(places * sizeof(float)) + places * 4 * sizeof(int32_t);
+Reads reads(const MatmulKernels& kernels, const FormatInfo& format, bool gemm) {
+  if (format.policy == Policy::Int8) return gemm ? kernels.int8_gemm : Reads::Codes;
+  return gemm && format.policy == Policy::Bf16 ? Reads::Halves : Reads::Values;
 }
 
-ActivationView view_activations(void* memory, int rows, int pitch, int64_t columns, const float* values,
-                                int64_t stride) {
-  const int64_t places = num_steps(columns) * pitch;
-  auto* codes = static_cast<int8_t*>(memory);
-  auto* scales = reinterpret_cast<float*>(codes + places * kStepColumns);
-  auto* sums = reinterpret_cast<int32_t*>(codes + places * kStepColumns + round_up(places * sizeof(float)));
-  return {rows, pitch, columns, codes, scales, sums, values, stride};
+void RowFields::add(Reads form) {
+  codes |= form == Reads::Codes;
+  halves |= form == Reads::Halves;
+  values |= form == Reads::Values;
 }
 
-void clear_spare_rows(const ActivationView& x) {
-  const int spare = x.pitch - x.rows;
-  if (spare == 0) return;
-  for (int64_t block = 0; block < num_steps(x.columns); ++block) {
-    const int64_t place = block * x.pitch + x.rows;
-    std::memset(const_cast<int8_t*>(x.codes) + place * kStepColumns, 0, spare * kStepColumns);
-    std::memset(const_cast<float*>(x.scales) + place, 0, spare * sizeof(float));
-    std::memset(const_cast<int32_t*>(x.sums) + place * 4, 0, spare * 4 * sizeof(int32_t));
+void RowFields::add(const RowFields& other) {
+  codes |= other.codes;
+  halves |= other.halves;
+  values |= other.values;
+}
+
+int64_t activation_bytes(RowFields fields, int rows, int pitch, int64_t columns) {
+  return (fields.codes ? codes_bytes(pitch, columns) : 0) + (fields.halves ? halves_bytes(rows, columns) : 0);
+}
+
+ActivationView view_activations(RowFields fields, void* memory, int rows, int pitch, int64_t columns,
+                                const float* values, int64_t stride) {
+  ActivationView view{};
+  view.rows = rows;
+  view.pitch = pitch;
+  view.columns = columns;
+  view.values = values;
+  view.stride = stride;
+  auto* at = static_cast<uint8_t*>(memory);
+  if (fields.codes) {
+    const int64_t places = num_steps(columns) * pitch;
+    view.codes = reinterpret_cast<int8_t*>(at);
+    view.scales = reinterpret_cast<float*>(at + places * kStepColumns);
+    view.sums = reinterpret_cast<int32_t*>(at + places * kStepColumns + round_up(places * sizeof(float), 64));
+    at += codes_bytes(pitch, columns);
   }
+  if (fields.halves) view.halves = reinterpret_cast<uint16_t*>(at);
+  return view;
 }
 
-void quantize_rows(const MatmulKernels& kernels, const ActivationView& x, int row_begin, int row_end) {
+void fill_rows(const MatmulKernels& kernels, const ActivationView& x, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
-    kernels.quantize_row(x.values + row * x.stride, x.columns, row, x.pitch, const_cast<int8_t*>(x.codes),
-                         const_cast<float*>(x.scales), const_cast<int32_t*>(x.sums));
+    const float* values = x.values + row * x.stride;
+    if (x.codes != nullptr) {
+      kernels.quantize_row(values, x.columns, row, x.pitch, const_cast<int8_t*>(x.codes),
+                           const_cast<float*>(x.scales), const_cast<int32_t*>(x.sums));
+    }
+    if (x.halves != nullptr) kernels.round_row(values, x.columns, row, const_cast<uint16_t*>(x.halves));
   }
 }
 

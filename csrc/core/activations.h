@@ -1,33 +1,41 @@
-// Rows of x prepared for the int8 drivers: where codes, scales and sums stand in one block of memory.
-// Quantised once, read by both drivers (design 4.2).
+// Rows of x prepared for the products: which forms of it, and where they stand in one block of memory.
+// Prepared once, read by all products of the same x (design 4.2).
 #pragma once
 
 #include <cstdint>
 
+#include "core/format.h"
 #include "core/kernels.h"
 
 namespace isthmus {
 
-constexpr int kStepColumns = 64;  // columns per scale of x, and per driver step
+constexpr int kStepColumns = 64;    // columns per scale of x, and per driver step
+constexpr int kHalvesColumns = 32;  // columns of a tile of halves: 16 rows x 64 bytes
 
 constexpr int64_t num_steps(int64_t columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
-// Row places to reserve for `rows` rows: the GEMM driver wants whole tiles of 16 rows, the GEMV driver none
-// to spare.
-constexpr int gemm_pitch(int rows) { return (rows + 15) / 16 * 16; }
+// What a product of weights in this format reads.
+Reads reads(const MatmulKernels& kernels, const FormatInfo& format, bool gemm);
 
-// Bytes of the block of memory that view_activations divides; a multiple of 64.
-int64_t activation_bytes(int pitch, int64_t columns);
+// The forms of x that the products to come read.
+struct RowFields {
+  bool codes = false, halves = false, values = false;
 
-// A view whose codes, scales and sums stand in `memory` (64-byte aligned, activation_bytes long). Values are
-// taken as given: x itself, `stride` floats between rows.
-ActivationView view_activations(void* memory, int rows, int pitch, int64_t columns, const float* values,
-                                int64_t stride);
+  void add(Reads form);
+  void add(const RowFields& other);
+  // Bytes of one row that a product reads again for every strip.
+  int64_t bytes(int64_t columns) const { return columns * (codes + 2 * halves + 4 * values); }
+};
 
-// Zeroes the places rows..pitch-1 of every block, as the GEMM driver needs them.
-void clear_spare_rows(const ActivationView& x);
+// Bytes of the block of memory that view_activations divides: codes and halves, no values. A multiple of 64.
+int64_t activation_bytes(RowFields fields, int rows, int pitch, int64_t columns);
 
-// Quantises rows [row_begin, row_end) of x.values into the view's own memory.
-void quantize_rows(const MatmulKernels& kernels, const ActivationView& x, int row_begin, int row_end);
+// A view whose codes, scales, sums and halves stand in `memory` (64-byte aligned, activation_bytes long).
+// Values are taken as given: x itself, `stride` floats between rows.
+ActivationView view_activations(RowFields fields, void* memory, int rows, int pitch, int64_t columns,
+                                const float* values, int64_t stride);
+
+// Quantises and rounds rows [row_begin, row_end) of x.values into the view's own memory.
+void fill_rows(const MatmulKernels& kernels, const ActivationView& x, int row_begin, int row_end);
 
 }  // namespace isthmus

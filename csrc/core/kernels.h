@@ -19,28 +19,38 @@ struct MatrixView {
   int64_t columns;      // K
 };
 
-// M rows of x, prepared for the products. Blocks of 64 columns; the last may be 32 and is zero-filled.
-// `pitch` >= rows is the number of row places stored per block: the GEMM driver wants a multiple of 16 with
-// the places past `rows` zero; the GEMV driver takes any. A policy reads only its own fields: the others may
-// be null.
+// M rows of x, prepared for the products in one or more of three forms; a kernel reads one of them (Reads),
+// the others may be null. Blocks of 64 columns; the last may be 32 and is zero-filled. `pitch` >= rows is the
+// number of row places stored per block.
 struct ActivationView {
   int rows;
   int pitch;
-  int64_t columns;      // K
-  const int8_t* codes;  // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
-  const float* scales;  // [ceil(K/64)][pitch]       one per row and block of 64
-  const int32_t* sums;  // [ceil(K/64)][pitch][4]    sums of codes per 16 columns
-  const float* values;  // [rows][stride]            x itself, for the float formats
-  int64_t stride;       // floats between rows of `values`
+  int64_t columns;         // K
+  const int8_t* codes;     // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
+  const float* scales;     // [ceil(K/64)][pitch]       one per row and block of 64
+  const int32_t* sums;     // [ceil(K/64)][pitch][4]    sums of codes per 16 columns
+  const uint16_t* halves;  // [ceil(rows/16)][ceil(K/32)][16][32]   bf16, zero past column K; rows past `rows`
+                           // exist and hold anything: they reach no result
+  const float* values;     // [rows][stride]            x itself
+  int64_t stride;          // floats between rows of `values`
 };
 
 // How a format is multiplied (core/format.h says which).
 enum class Policy : int { Int8, Bf16, F32 };
 
+// The form of x that a product reads: `codes` (with scales and sums), `halves` or `values`.
+enum class Reads : int { Codes, Halves, Values };
+
 struct MatmulKernels {
+  // What gemm reads for an integer format, Codes or Halves. Which is a property of the instruction set: the
+  // first wins where there are only vector products, the second with a matrix unit. BF16 weights: Halves;
+  // fp32 and fp16: Values. gemv reads Codes for the integer formats and Values for the others.
+  Reads int8_gemm;
   // Quantises one row of x: places row `row` of a view with the given pitch. codes/scales/sums as above.
   void (*quantize_row)(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
                        int32_t* sums);
+  // Rounds one row of x into `halves`, its place `row`.
+  void (*round_row)(const float* x, int64_t columns, int row, uint16_t* halves);
   // y[m * y_stride + (n - 16 * strip_begin)] = sum_k x[m, k] w[n, k] for strips [strip_begin, strip_end),
   // fp32, n < w.rows. gemv shares one unpack among up to 8 rows and loops for more; gemm needs `scratch` of
   // kGemmScratchBytes (core/tuning.h), 64-byte aligned, private to the caller.

@@ -1,204 +1,183 @@
-// GEMM on AMX: int8 tile products over the requantised panel.
+// GEMM on AMX: bf16 tile products, for every format over the same panel of bf16 pairs.
 //
-// 32 rows of x and 2 strips of w are 2 x 2 tiles of sums. One tile product covers a step of 64 columns; while
-// the unit multiplies a step, the vector ports turn the sums of the step before into fp32. A tile's sums are
-// stored after the fold that reads the same memory: a second buffer would stand 4 KB away, where loads from
-// the one wait for stores to the other.
+// 32 rows of x and 2 strips of w are 2 x 2 tiles of fp32 sums, which stay in the unit: per 32 columns four
+// loads and four products of 16 cycles. An int8 product takes half of that, but its sums have to be turned
+// into fp32 every 64 columns, which took 220 cycles a block: in all 1.3 to 1.5 times as long as this, and 4
+// times as inexact.
 //
-// Cycles per step and block (one busy hyperthread beside it): products and their loads 66, with stores of the
-// sums 122, with the fold 220. Tried and no better: all tile instructions of a step together, fp32 sums in
-// registers with one C tile, two steps folded at once, prefetching x.
+// While the tiles of a slice of columns multiply the first rows, the vector ports unpack the next slice. A
+// slice is 256 columns: its panel and its x are 16 KB each and stay in L1.
 #pragma once
 
 #include "core/tuning.h"
 #include "drivers/gemv.h"
-#include "drivers/panel.h"
+#include "drivers/pair_panel.h"
 #include "drivers/tiles.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kAccBlocks = 16;  // 512 rows of x at a time: their fp32 sums are 64 KB
+constexpr int kSliceColumns = 256;
+constexpr int kGroupColumns = 32, kTileSize = 1024;  // columns and bytes of a tile of bf16
 
-// Memory of one call. Sums stay here until all columns are in: taking them from y and back for every slice
-// cost a fifth of the time.
 struct GemmScratch {
-  PanelStep panel[kSliceSteps][2];
-  int32_t sums[2][2][16][16];           // one step of a block: [tile of x][strip][row][lane]
-  float x_sums[2][32][4];               // [step parity]: of 32 columns at 0 and 2, of 16 at 0..3
-  float acc[kAccBlocks][2][2][16][16];  // [block][tile of x][strip][row][lane]
+  uint8_t panel[2][2][kSliceColumns / 64 * kPairStepBytes];  // [parity of the slice][strip]
+  float acc[kAccBlocks][2][2][16][16];                       // [block][tile of x][strip][row][lane]
 };
 static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
 
-// 32 rows of x from `row` on, or the last 16, against the panel; `rows` of them are real.
-struct GemmBlock {
-  const ActivationView* x;
-  int row, rows;
-  int64_t first_step, steps;
-  float (*acc)[2][16][16];
-  const uint8_t* next[2];  // the strips' bytes that the next panel is made of ..
-  int64_t next_bytes;      // .. and how many of each to fetch per step
+// A slice of two strips. `source` is null past the end, the second strip the first one again where there is
+// no other.
+struct Slice {
+  const uint8_t* source[2] = {};
+  int64_t columns = 0, first_column = 0;
+  uint8_t* panel[2] = {};
+
+  int64_t groups() const { return (columns + kGroupColumns - 1) / kGroupColumns; }
 };
 
-// The sums of 32 rows as fp32, so that the fold reads them by broadcast.
-template <class F>
-ISTHMUS_INLINE void convert_sums(const int32_t* sums, int rows, float (*out)[4]) {
-  if constexpr (F::has_addend) {
-    for (int i = 0; i < rows * 4; i += 16) {
-      __m512i v = _mm512_loadu_si512(sums + i);
-      if (F::scale_columns == 32) v = _mm512_add_epi32(v, _mm512_srli_epi64(v, 32));
-      _mm512_storeu_ps(&out[0][0] + i, _mm512_cvtepi32_ps(v));
-    }
-  }
-}
-
-// acc += dx * (S * sums + addends * x_sums), the arithmetic of fold() in panel.h, for the real rows of one
-// tile.
-template <class F>
-ISTHMUS_INLINE void fold_tile(const int32_t (*sums)[16], const PanelStep& w, const float (*x_sums)[4],
-                              const float* dx, int rows, float (*acc)[16]) {
-  constexpr int kAddends = F::has_addend ? 64 / F::scale_columns : 0;
-  const f32v scale = load(w.scale);
-  f32v addends[kAddends + 1];
-  unroll<kAddends>([&](auto j) ISTHMUS_INLINE_LAMBDA { addends[j] = load(w.addends[j]); });
-  const auto fold_row = [&](int r) ISTHMUS_INLINE_LAMBDA {
-    f32v t = mul(scale, to_f32(load(sums[r])));
-    unroll<kAddends>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-      t = fma(addends[j], set1(x_sums[r][j * F::scale_columns / 16]), t);
-    });
-    store(acc[r], fma(set1(dx[r]), t, load(acc[r])));
-  };
-  if (rows == 16) {
-    ISTHMUS_ROWS(16) fold_row(r);
-  } else {
-    for (int r = 0; r < rows; ++r) fold_row(r);
-  }
-}
-
-ISTHMUS_INLINE int tile_rows(int rows, int tile) {
-  const int left = rows - 16 * tile;
-  return left < 0 ? 0 : left > 16 ? 16 : left;
-}
-
 // C tiles 0..3 are [tile of x][strip], 4 and 5 x, 6 and 7 w.
-#define ISTHMUS_PRODUCT(c, a, b)   \
-  if constexpr (kSignedPanel<F>) { \
-    _tile_dpbssd(c, a, b);         \
-  } else {                         \
-    _tile_dpbsud(c, a, b);         \
+template <int kTiles>
+ISTHMUS_INLINE void multiply_group(const uint8_t* x, int64_t x_tile, const uint8_t* w0, const uint8_t* w1) {
+  _tile_loadd(4, x, 64);
+  _tile_loadd(6, w0, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, w1, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (kTiles == 2) {
+    _tile_loadd(5, x + x_tile, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
+}
 
-template <class F, int kTiles, int kStrips>
-void gemm_block(const GemmBlock& b, GemmScratch& s) {
-  const ActivationView& x = *b.x;
-  // Folds one tile of the step before; step 0 has none.
-  const auto fold = [&](int64_t step, int tile, int strip) ISTHMUS_INLINE_LAMBDA {
-    if (step < 0) return;
-    const int parity = step & 1;
-    fold_tile<F>(s.sums[tile][strip], s.panel[step][strip], s.x_sums[parity] + 16 * tile,
-                 x.scales + (b.first_step + step) * x.pitch + b.row + 16 * tile, tile_rows(b.rows, tile),
-                 b.acc[tile][strip]);
-  };
-  publish();
-  for (int64_t step = 0; step < b.steps; ++step) {
-    const int64_t place = (b.first_step + step) * x.pitch + b.row;
-    const int8_t* codes = x.codes + place * 64;
-    const int parity = step & 1;
+template <int kTiles>
+void load_sums(const float (*acc)[2][16][16], bool none) {
+  if (none) {
     _tile_zero(0);
-    _tile_loadd(4, codes, 64);
-    _tile_loadd(6, s.panel[step][0].codes, 64);
-    ISTHMUS_PRODUCT(0, 4, 6)
-    fold(step - 1, 0, 0);
-    _tile_stored(0, s.sums[0][0], 64);
-    if constexpr (kStrips == 2) {
-      _tile_zero(1);
-      _tile_loadd(7, s.panel[step][1].codes, 64);
-      ISTHMUS_PRODUCT(1, 4, 7)
-      fold(step - 1, 0, 1);
-      _tile_stored(1, s.sums[0][1], 64);
-    }
-    if constexpr (kTiles == 2) {
-      _tile_zero(2);
-      _tile_loadd(5, codes + 1024, 64);
-      ISTHMUS_PRODUCT(2, 5, 6)
-      fold(step - 1, 1, 0);
-      _tile_stored(2, s.sums[1][0], 64);
-      if constexpr (kStrips == 2) {
-        _tile_zero(3);
-        ISTHMUS_PRODUCT(3, 5, 7)
-        fold(step - 1, 1, 1);
-        _tile_stored(3, s.sums[1][1], 64);
-      }
-    }
-    convert_sums<F>(x.sums + place * 4, 16 * kTiles, s.x_sums[parity]);
-    for (int n = 0; n < kStrips; ++n) {
-      const uint8_t* next = b.next[n] + step * b.next_bytes;
-      for (int64_t i = 0; i < b.next_bytes; i += 64) prefetch(next + i);
-    }
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
   }
-  for (int t = 0; t < kTiles; ++t) {
-    for (int n = 0; n < kStrips; ++n) fold(b.steps - 1, t, n);
-  }
+  _tile_loadd(0, acc[0][0], 64);
+  _tile_loadd(1, acc[0][1], 64);
+  if constexpr (kTiles == 2) _tile_loadd(2, acc[1][0], 64);
+  if constexpr (kTiles == 2) _tile_loadd(3, acc[1][1], 64);
 }
 
-#undef ISTHMUS_PRODUCT
+template <int kTiles>
+void store_sums(float (*acc)[2][16][16]) {
+  _tile_stored(0, acc[0][0], 64);
+  _tile_stored(1, acc[0][1], 64);
+  if constexpr (kTiles == 2) _tile_stored(2, acc[1][0], 64);
+  if constexpr (kTiles == 2) _tile_stored(3, acc[1][1], 64);
+}
 
-// Up to 512 rows of x from `first_row` on against kStrips strips over all columns.
-template <class F, int kStrips>
-void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, int first_row, int rows,
-                float* y, int64_t y_stride, int lanes, GemmScratch& s) {
-  constexpr int64_t kColumns = kSliceSteps * 64, kBytes = kSliceSteps * kStepBytes<F>;
-  __builtin_memset(s.acc, 0, (rows + 31) / 32 * sizeof s.acc[0]);
-  for (int64_t k = 0; k < x.columns; k += kColumns) {
-    const int64_t columns = x.columns - k < kColumns ? x.columns - k : kColumns;
-    const uint8_t* slice = tiles + k / kColumns * kBytes;
-    for (int n = 0; n < kStrips; ++n) fill_panel<F, 0, 2>(slice + n * strip_bytes, columns, &s.panel[0][n]);
-    const bool last = k + columns == x.columns;
-    const uint8_t* next = last ? tiles + kStrips * strip_bytes : slice + kBytes;
-    for (int row = 0; row < rows; row += 32) {
-      const GemmBlock block = {.x = &x,
-                               .row = first_row + row,
-                               .rows = rows - row < 32 ? rows - row : 32,
-                               .first_step = k / 64,
-                               .steps = (columns + 63) / 64,
-                               .acc = s.acc[row / 32],
-                               .next = {next, next + strip_bytes},
-                               .next_bytes = row == 0 ? kStepBytes<F> : 0};
-      if (block.rows > 16) {
-        gemm_block<F, 2, kStrips>(block, s);
-      } else {
-        gemm_block<F, 1, kStrips>(block, s);
+// Products of one block of rows with `now`, and between them `next` is unpacked.
+template <class F, int kTiles>
+void multiply_slice(const Slice& now, const uint8_t* x, int64_t x_tile, const Slice& next) {
+  publish();
+  const int64_t groups = now.groups();
+  int64_t group = 0;
+  const auto multiply = [&]() ISTHMUS_INLINE_LAMBDA {
+    if (group == groups) return;
+    multiply_group<kTiles>(x + group * kTileSize, x_tile, now.panel[0] + group * kTileSize,
+                           now.panel[1] + group * kTileSize);
+    ++group;
+  };
+  for (int n = 0; n < 2; ++n) {
+    if (next.source[n] != nullptr) fill_pair_panel<F>(next.source[n], next.columns, next.panel[n], multiply);
+  }
+  while (group < groups) multiply();
+}
+
+// Up to 512 rows of x from `first_row` on, against the strips of one call.
+template <class F>
+struct GemmCall {
+  const MatrixView& w;
+  const ActivationView& x;
+  int64_t strip_begin, strip_end;
+  int first_row, rows;
+  float* y;
+  int64_t y_stride;
+  GemmScratch& s;
+
+  int64_t slices() const { return (w.columns + kSliceColumns - 1) / kSliceColumns; }
+
+  // Slice `at` of the walk over pairs of strips, each slice by slice.
+  Slice slice(int64_t at) const {
+    const int64_t strip = strip_begin + at / slices() * 2, k = at % slices() * kSliceColumns;
+    if (strip >= strip_end) return {};
+    const int64_t strip_bytes = w.columns * kStepBytes<F> / 64;
+    const uint8_t* first = w.data + strip * strip_bytes + k * kStepBytes<F> / 64;
+    Slice slice = {{first}, w.columns - k < kSliceColumns ? w.columns - k : kSliceColumns, k, {}};
+    if (strip + 1 < strip_end) slice.source[1] = first + strip_bytes;
+    for (int n = 0; n < 2; ++n) slice.panel[n] = s.panel[at & 1][slice.source[n] ? n : 0];
+    return slice;
+  }
+
+  void write(int64_t strip, int block) const {
+    for (int r = 0; r < 32 && 32 * block + r < rows; ++r) {
+      float* to = y + (first_row + 32 * block + r) * y_stride + (strip - strip_begin) * kStripRows;
+      for (int n = 0; n < 2 && strip + n < strip_end; ++n) {
+        const int64_t rest = w.rows - (strip + n) * kStripRows;
+        store_part(to + kStripRows * n, load(s.acc[block][r / 16][n][r % 16]),
+                   rest < kStripRows ? static_cast<int>(rest) : kStripRows);
       }
     }
   }
-  for (int row = 0; row < rows; ++row) {
-    float* to = y + (first_row + row) * y_stride;
-    for (int n = 0; n < kStrips; ++n) {
-      const f32v sum = load(s.acc[row / 32][row / 16 % 2][n][row % 16]);
-      store_part(to + 16 * n, sum, n == kStrips - 1 ? lanes : 16);
+
+  template <int kTiles>
+  void multiply_block(const Slice& now, const Slice& next, int block, bool first, bool last) const {
+    const int64_t x_tile = (w.columns + kGroupColumns - 1) / kGroupColumns * kTileSize;
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(x.halves) +
+                           (first_row / 16 + 2 * block) * x_tile +
+                           now.first_column / kGroupColumns * kTileSize;
+    const bool alone = rows <= 32;  // then the sums stay where they are from slice to slice
+    if (first || !alone) load_sums<kTiles>(s.acc[block], first);
+    multiply_slice<F, kTiles>(now, codes, x_tile, next);
+    if (last || !alone) store_sums<kTiles>(s.acc[block]);
+  }
+
+  void run() const {
+    Slice now = slice(0);
+    for (int n = 0; n < 2; ++n) {
+      if (now.source[n]) fill_pair_panel<F>(now.source[n], now.columns, now.panel[n], [] {});
+    }
+    for (int64_t at = 0; now.source[0] != nullptr; ++at) {
+      Slice next = slice(at + 1);
+      const Slice after = next;
+      const bool first = at % slices() == 0, last = at % slices() == slices() - 1;
+      const int64_t strip = strip_begin + at / slices() * 2;
+      for (int block = 0; 32 * block < rows; ++block) {
+        if (rows - 32 * block > 16) {
+          multiply_block<2>(now, next, block, first, last);
+        } else {
+          multiply_block<1>(now, next, block, first, last);
+        }
+        if (last) write(strip, block);
+        next = {};  // unpacked beside the first block
+      }
+      now = after;
     }
   }
-}
+};
 
 template <class F>
-void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
-               int64_t y_stride, void* scratch) {
-  const int64_t strip_bytes = w.columns / F::block_columns * kTileBytes<F>;
-  auto& s = *static_cast<GemmScratch*>(scratch);
+void gemm_halves(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end,
+                 float* y, int64_t y_stride, void* scratch) {
   for (int row = 0; row < x.rows; row += 32 * kAccBlocks) {
     const int rows = x.rows - row < 32 * kAccBlocks ? x.rows - row : 32 * kAccBlocks;
-    for (int64_t strip = strip_begin; strip < strip_end; strip += 2) {
-      const uint8_t* tiles = w.data + strip * strip_bytes;
-      float* out = y + (strip - strip_begin) * kStripRows;
-      const int strips = strip_end - strip < 2 ? 1 : 2;
-      const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
-      const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
-      if (strips == 2) {
-        gemm_panel<F, 2>(tiles, strip_bytes, x, row, rows, out, y_stride, lanes, s);
-      } else {
-        gemm_panel<F, 1>(tiles, strip_bytes, x, row, rows, out, y_stride, lanes, s);
-      }
-    }
+    GemmCall<F>{w, x, strip_begin, strip_end, row, rows, y, y_stride, *static_cast<GemmScratch*>(scratch)}
+        .run();
   }
 }
+
+struct HalvesGemm {
+  static constexpr Reads reads = Reads::Halves;
+  template <class F>
+  static constexpr auto kernel = &gemm_halves<F>;
+};
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -1,11 +1,14 @@
 // The bf16 GEMM without a matrix unit, equal to AMX's TDPBF16PS bit for bit (checked on hardware): per 32
 // columns the even and the odd ones are summed from zero, each with fma in k order, and C += even + odd.
-// Denormals count as zero.
+// Denormals count as zero. BF16 weights are multiplied so on every instruction set; other formats have it for
+// the tests of gemm_amx.h.
 #pragma once
 
 #include <xmmintrin.h>
 
+#include "core/tuning.h"
 #include "drivers/gemv.h"
+#include "drivers/pair_panel.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
@@ -22,34 +25,46 @@ class FlushDenormals {
   unsigned saved_;
 };
 
-// x rounded to bf16, as fp32; [rows][kBf16Slice]
-constexpr int kBf16Slice = 512;
-constexpr int kBf16Rows = 4;
+constexpr int kPairRows = 4;       // rows of x in one register block
+constexpr int kPairChunk = 64;     // rows of x whose slice is widened at a time
+constexpr int kPairColumns = 512;  // columns of a slice
 
-ISTHMUS_INLINE void round_to_bf16(const float* x, int count, float* out) {
-  uint16_t bits[16];
-  for (int k = 0; k < count; k += 16) {
-    const int left = count - k < 16 ? count - k : 16;
-    store_bf16(bits, load_part(x + k, left));
-    store(out + k, load_bf16(bits));
+struct PairScratch {
+  float x[kPairChunk][kPairColumns];
+  uint8_t panel[kPairColumns / 64 * kPairStepBytes];
+};
+static_assert(sizeof(PairScratch) <= kGemmScratchBytes);
+
+// Columns [k, k + columns) of rows [row, row + rows) of x as fp32.
+inline void widen_halves(const ActivationView& x, int row, int rows, int64_t k, int64_t columns,
+                         PairScratch& s) {
+  const int64_t groups = (x.columns + 31) / 32;
+  for (int r = 0; r < rows; ++r) {
+    const uint16_t* from = x.halves + ((row + r) / 16 * groups + k / 32) * 512 + (row + r) % 16 * 32;
+    for (int64_t c = 0; c < columns; c += 32, from += 512) {
+      store(s.x[r] + c, load_bf16(from));
+      store(s.x[r] + c + 16, load_bf16(from + 16));
+    }
   }
 }
 
-template <class F, int R>
-void bf16_block(const uint8_t* tiles, int columns, const float* x, bool first, float* y, int64_t y_stride,
-                int lanes) {
+// R rows x one strip over a slice; sums so far stand in y, and return there.
+template <int R>
+void multiply_pairs(const uint8_t* pairs, int64_t columns, const float (*x)[kPairColumns], bool first,
+                    float* y, int64_t y_stride, int lanes) {
   f32v acc[R];
   unroll<R>([&](auto r)
                 ISTHMUS_INLINE_LAMBDA { acc[r] = first ? zero() : load_part(y + r * y_stride, lanes); });
-  for (int k = 0; k < columns; k += 32) {
-    const int end = columns - k < 32 ? columns : k + 32;
+  for (int64_t k = 0; k < columns; k += 32) {
+    const int64_t end = columns - k < 32 ? columns : k + 32;
     f32v even[R], odd[R];
     unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { even[r] = odd[r] = zero(); });
-    for (int c = k; c < end; c += 2, tiles += 64) {
-      const f32v w0 = F::template column<0>(tiles), w1 = F::template column<1>(tiles);
+    for (int64_t c = k; c < end; c += 2, pairs += 64) {
+      const u8v pair = load_u8(pairs);
+      const f32v w0 = as_f32(shift_left<16>(pair)), w1 = as_f32(and_or(pair, 0xffff0000, 0));
       unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-        even[r] = fma(set1(x[r * kBf16Slice + c]), w0, even[r]);
-        odd[r] = fma(set1(x[r * kBf16Slice + c + 1]), w1, odd[r]);
+        even[r] = fma(set1(x[r][c]), w0, even[r]);
+        odd[r] = fma(set1(x[r][c + 1]), w1, odd[r]);
       });
     }
     unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA { acc[r] = add(acc[r], add(even[r], odd[r])); });
@@ -58,34 +73,38 @@ void bf16_block(const uint8_t* tiles, int columns, const float* x, bool first, f
 }
 
 template <class F>
-void gemm_bf16(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
-               int64_t y_stride, void*) {
-  static_assert(F::block_columns == 2 && F::block_bytes == 4);
-  const FlushDenormals flush;
-  alignas(64) float rounded[kBf16Rows * kBf16Slice];
-  for (int row = 0; row < x.rows; row += kBf16Rows) {
-    const int rows = x.rows - row < kBf16Rows ? x.rows - row : kBf16Rows;
-    for (int64_t k = 0; k < w.columns; k += kBf16Slice) {
-      const int columns = w.columns - k < kBf16Slice ? static_cast<int>(w.columns - k) : kBf16Slice;
-      for (int r = 0; r < rows; ++r) {
-        round_to_bf16(x.values + (row + r) * x.stride + k, columns, rounded + r * kBf16Slice);
-      }
+void gemm_halves(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end,
+                 float* y, int64_t y_stride, void* scratch) {
+  auto& s = *static_cast<PairScratch*>(scratch);
+  for (int first_row = 0; first_row < x.rows; first_row += kPairChunk) {
+    const int rows = x.rows - first_row < kPairChunk ? x.rows - first_row : kPairChunk;
+    for (int64_t k = 0; k < w.columns; k += kPairColumns) {
+      const int64_t columns = w.columns - k < kPairColumns ? w.columns - k : kPairColumns;
+      widen_halves(x, first_row, rows, k, columns, s);
       for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
-        const uint8_t* tiles = w.data + (strip * w.columns + k) * 32;  // 2 bytes x 16 rows a column
+        const uint8_t* tiles = w.data + (strip * w.columns + k) * kStepBytes<F> / 64;
+        if constexpr (F::policy != Policy::Bf16) fill_pair_panel<F>(tiles, columns, s.panel, [] {});
+        const uint8_t* pairs = F::policy == Policy::Bf16 ? tiles : s.panel;
         const int64_t rest = w.rows - strip * kStripRows;
         const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
-        float* out = y + row * y_stride + (strip - strip_begin) * kStripRows;
-        if (rows == kBf16Rows) {
-          bf16_block<F, kBf16Rows>(tiles, columns, rounded, k == 0, out, y_stride, lanes);
-        } else {
-          for (int r = 0; r < rows; ++r) {
-            bf16_block<F, 1>(tiles, columns, rounded + r * kBf16Slice, k == 0, out + r * y_stride, y_stride,
-                             lanes);
-          }
+        float* out = y + first_row * y_stride + (strip - strip_begin) * kStripRows;
+        const FlushDenormals flush;
+        int row = 0;
+        for (; row + kPairRows <= rows; row += kPairRows) {
+          multiply_pairs<kPairRows>(pairs, columns, s.x + row, k == 0, out + row * y_stride, y_stride, lanes);
+        }
+        for (; row < rows; ++row) {
+          multiply_pairs<1>(pairs, columns, s.x + row, k == 0, out + row * y_stride, y_stride, lanes);
         }
       }
     }
   }
 }
+
+struct HalvesGemm {
+  static constexpr Reads reads = Reads::Halves;
+  template <class F>
+  static constexpr auto kernel = &gemm_halves<F>;
+};
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -1,5 +1,4 @@
-// GEMM without a matrix unit: vector dot products over the same requantised panel as gemm_amx.h, with the
-// same bits.
+// GEMM without a matrix unit: int8 dot products over the requantised panel.
 #pragma once
 
 #include "core/tuning.h"
@@ -90,5 +89,11 @@ void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin
     strip += strips;
   }
 }
+
+struct CodesGemm {
+  static constexpr Reads reads = Reads::Codes;
+  template <class F>
+  static constexpr auto kernel = &gemm_int8<F>;
+};
 
 }  // namespace isthmus::ISTHMUS_ISA

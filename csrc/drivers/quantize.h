@@ -35,6 +35,17 @@ inline void quantize_row(const float* x, int64_t columns, int row, int pitch, in
   }
 }
 
+// x as bf16, to nearest even: its row in the tiles that ActivationView::halves describes, zeros up to 32
+// columns.
+inline void round_row(const float* x, int64_t columns, int row, uint16_t* halves) {
+  uint16_t* to = halves + row / 16 * ((columns + 31) / 32) * 512 + row % 16 * 32;
+  for (int64_t k = 0; k < columns; k += 32, to += 512) {
+    const int count = columns - k < 32 ? static_cast<int>(columns - k) : 32;
+    store_bf16(to, load_part(x + k, count < 16 ? count : 16));
+    store_bf16(to + 16, load_part(x + k + (count > 16 ? 16 : 0), count > 16 ? count - 16 : 0));
+  }
+}
+
 // Row `row` of w. s * (u - zero) is exact in fp32, so only adding the addend rounds.
 template <class F>
 void dequantize_row(const MatrixView& w, int64_t row, float* out) {

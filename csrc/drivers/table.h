@@ -11,15 +11,22 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+// The float formats have no GEMM of their own.
 template <class F>
-void gemm(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
-          int64_t y_stride, void* scratch) {
+void gemm_values(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end,
+                 float* y, int64_t y_stride, void*) {
+  gemv<F>(w, x, strip_begin, strip_end, y, y_stride);
+}
+
+// Gemm: the driver for the integer formats. HalvesGemm is the one for BF16 in any case.
+template <class Gemm, class F>
+constexpr auto choose_gemm() {
   if constexpr (F::policy == Policy::Int8) {
-    gemm_int8<F>(w, x, strip_begin, strip_end, y, y_stride, scratch);
+    return Gemm::template kernel<F>;
   } else if constexpr (F::policy == Policy::Bf16) {
-    gemm_bf16<F>(w, x, strip_begin, strip_end, y, y_stride, scratch);
+    return HalvesGemm::kernel<F>;
   } else {
-    gemv<F>(w, x, strip_begin, strip_end, y, y_stride);
+    return &gemm_values<F>;
   }
 }
 
@@ -29,11 +36,11 @@ struct FormatKernels {
   decltype(MatmulKernels::dequantize_row) dequantize_row;
 };
 
-template <int Id>
+template <class Gemm, int Id>
 constexpr FormatKernels format_kernels() {
   if constexpr (KnownFormat<Id>) {
     using F = Format<Id>;
-    return {&gemv<F>, &gemm<F>, &dequantize_row<F>};
+    return {&gemv<F>, choose_gemm<Gemm, F>(), &dequantize_row<F>};
   } else {
     return {};
   }
@@ -43,22 +50,28 @@ struct FormatTable {
   FormatKernels of[kFormatIds];
 };
 
-template <int... Ids>
+template <class Gemm, int... Ids>
 constexpr FormatTable make_format_table(std::integer_sequence<int, Ids...>) {
-  return {{format_kernels<Ids>()...}};
+  return {{format_kernels<Gemm, Ids>()...}};
 }
 
-constexpr FormatTable kFormats = make_format_table(std::make_integer_sequence<int, kFormatIds>{});
+template <class Gemm>
+constexpr FormatTable kFormats = make_format_table<Gemm>(std::make_integer_sequence<int, kFormatIds>{});
 
 // A view's format is one of formats.def: whoever packed the matrix has checked it.
+template <class Gemm>
 constexpr MatmulKernels matmul_kernels(void (*enter_thread)()) {
   return {
+      Gemm::reads,
       &quantize_row,
+      &round_row,
       [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
-         int64_t y_stride) { kFormats.of[w.format].gemv(w, x, begin, end, y, y_stride); },
+         int64_t y_stride) { kFormats<Gemm>.of[w.format].gemv(w, x, begin, end, y, y_stride); },
       [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y, int64_t y_stride,
-         void* scratch) { kFormats.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
-      [](const MatrixView& w, int64_t row, float* out) { kFormats.of[w.format].dequantize_row(w, row, out); },
+         void* scratch) { kFormats<Gemm>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
+      [](const MatrixView& w, int64_t row, float* out) {
+        kFormats<Gemm>.of[w.format].dequantize_row(w, row, out);
+      },
       enter_thread,
   };
 }

@@ -23,6 +23,7 @@ struct Format<39> {
   // Scales are powers of two: with 8 panel codes to a code of the file, every block within a factor of 8 of
   // the largest is exact.
   static constexpr int panel_top = 96;
+  static constexpr bool exact_in_bf16 = true;
 
   struct Scales {
     f32v d;

@@ -2,7 +2,6 @@
 #include "simd/avx512.h"
 // after the vocabulary
 #include "drivers/gemm_amx.h"
-#include "drivers/gemm_bf16_amx.h"
 #include "drivers/limits_amx.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
@@ -11,7 +10,7 @@
 namespace isthmus {
 
 const KernelTable& amx_table() {
-  static constexpr KernelTable table = {"amx", amx::matmul_kernels(&amx::load_tile_config),
+  static constexpr KernelTable table = {"amx", amx::matmul_kernels<amx::HalvesGemm>(&amx::load_tile_config),
                                         amx::row_kernels(), amx::tile_limits()};
   return table;
 }

@@ -11,8 +11,8 @@
 namespace isthmus {
 
 const KernelTable& avx2_table() {
-  static constexpr KernelTable table = {"avx2", avx2::matmul_kernels([] {}), avx2::row_kernels(),
-                                        avx2::simd_limits()};
+  static constexpr KernelTable table = {"avx2", avx2::matmul_kernels<avx2::CodesGemm>([] {}),
+                                        avx2::row_kernels(), avx2::simd_limits()};
   return table;
 }
 

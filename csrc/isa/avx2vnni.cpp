@@ -11,8 +11,8 @@
 namespace isthmus {
 
 const KernelTable& avx2vnni_table() {
-  static constexpr KernelTable table = {"avx2vnni", avx2vnni::matmul_kernels([] {}), avx2vnni::row_kernels(),
-                                        avx2vnni::simd_limits()};
+  static constexpr KernelTable table = {"avx2vnni", avx2vnni::matmul_kernels<avx2vnni::CodesGemm>([] {}),
+                                        avx2vnni::row_kernels(), avx2vnni::simd_limits()};
   return table;
 }
 

@@ -11,8 +11,8 @@
 namespace isthmus {
 
 const KernelTable& avx512_table() {
-  static constexpr KernelTable table = {"avx512", avx512::matmul_kernels([] {}), avx512::row_kernels(),
-                                        avx512::simd_limits()};
+  static constexpr KernelTable table = {"avx512", avx512::matmul_kernels<avx512::CodesGemm>([] {}),
+                                        avx512::row_kernels(), avx512::simd_limits()};
   return table;
 }
 

@@ -101,6 +101,7 @@ const char* const* runnable_isas(int* count) {
 }
 
 const KernelTable& isa_table(const char* name) {
+  if (std::strcmp(name, "scalar-bf16") == 0) return scalar_bf16_table();
   std::string known;
   for (const Isa& isa : isas().all) {
     if (std::strcmp(isa.name, name) == 0 && isa.runnable) return isa.table();

@@ -17,7 +17,8 @@ const KernelTable& kernels();
 // or the CPU (or the system, for amx) lacks it. Not to be called while a product runs.
 void use_isa(const char* name);
 
-// The named table without making it current (tests); throws as use_isa does.
+// The named table without making it current (tests); throws as use_isa does. "scalar-bf16" is scalar with the
+// GEMM of amx: its oracle, and no instruction set to choose.
 const KernelTable& isa_table(const char* name);
 
 }  // namespace isthmus

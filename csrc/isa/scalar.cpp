@@ -11,8 +11,14 @@
 namespace isthmus {
 
 const KernelTable& scalar_table() {
-  static constexpr KernelTable table = {"scalar", scalar::matmul_kernels([] {}), scalar::row_kernels(),
-                                        scalar::simd_limits()};
+  static constexpr KernelTable table = {"scalar", scalar::matmul_kernels<scalar::CodesGemm>([] {}),
+                                        scalar::row_kernels(), scalar::simd_limits()};
+  return table;
+}
+
+const KernelTable& scalar_bf16_table() {
+  static constexpr KernelTable table = {"scalar-bf16", scalar::matmul_kernels<scalar::HalvesGemm>([] {}),
+                                        scalar::row_kernels(), scalar::simd_limits()};
   return table;
 }
 

@@ -6,6 +6,7 @@
 namespace isthmus {
 
 const KernelTable& scalar_table();
+const KernelTable& scalar_bf16_table();
 const KernelTable& avx2_table();
 const KernelTable& avx2vnni_table();
 const KernelTable& avx512_table();

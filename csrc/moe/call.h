@@ -27,8 +27,8 @@ struct ExpertWeights {
 struct Group {
   const ExpertWeights* of;
   int64_t expert;
-  RowFields hidden_fields;  // what `down` reads
-  int64_t first;            // place of its first row among all rows of the call
+  RowFields x_fields, hidden_fields;  // what gate and up read, and down
+  int64_t first;                      // place of its first row among all rows of the call
   int rows;
   bool gemm;
   bool gathered = false;         // its rows of x are copies

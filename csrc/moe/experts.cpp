@@ -94,8 +94,6 @@ void combine(const KernelTable& kernels, const Routing& routing, const ExpertsAr
 Experts::Experts(ExpertWeights routed, ExpertWeights shared, Act act, bool exact)
     : routed_(std::move(routed)), shared_(std::move(shared)), act_(act), exact_(exact) {
   check_shapes(routed_, "experts");
-  x_fields_.add(routed_.gate->format());
-  x_fields_.add(routed_.up->format());
   if (!shared_.gate && !shared_.up && !shared_.down) return;
   check_shapes(shared_, "shared expert");
   if (shared_.gate->experts() != 1 || shared_.gate->columns() != routed_.gate->columns()) {
@@ -106,22 +104,21 @@ Experts::Experts(ExpertWeights routed, ExpertWeights shared, Act act, bool exact
   }
   check_split(*shared_.down, *routed_.down);
   if (shared_.gate->num_parts() != routed_.gate->num_parts()) check_split(*shared_.gate, *routed_.gate);
-  x_fields_.add(shared_.gate->format());
-  x_fields_.add(shared_.up->format());
 }
 
 void Experts::operator()(const ExpertsArgs& args) const {
   if (args.tokens <= 0) return;
   Call call;
   call.work.routing.assign(args.ids, args.tokens, args.k, routed_.gate->experts());
-  const ActivationView x = prepare_rows(call.pool, call.kernels.matmul, call.work.x, x_fields_, args.x,
-                                        args.tokens, hidden(), hidden());
   call.work.groups.clear();
   for (int64_t expert = 0; expert < routed_.gate->experts(); expert++) {
     add_groups(call, routed_, expert, call.work.routing.first(expert), call.work.routing.first(expert + 1));
   }
   if (shared_.gate) add_groups(call, shared_, 0, args.tokens * args.k, num_places(args, true));
-  place_rows(call, x);
+  RowFields fields;
+  for (const Group& group : call.work.groups) fields.add(group.x_fields);
+  place_rows(call, prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields, args.x, args.tokens,
+                                hidden(), hidden()));
   gate_up(call);
   down(call, args);
 }
@@ -130,14 +127,16 @@ void Experts::operator()(const ExpertsArgs& args) const {
 void Experts::add_groups(Call& call, const ExpertWeights& of, int64_t expert, int64_t first,
                          int64_t end) const {
   if (first == end) return;
-  RowFields hidden_fields;
-  hidden_fields.add(of.down->format());
-  const int64_t bytes =
-      std::max(x_fields_.bytes(of.gate->columns()), hidden_fields.bytes(of.down->columns()));
+  const bool gemm = use_gemm(exact_, end - first);
+  RowFields x_fields, hidden_fields;
+  x_fields.add(reads(call.kernels.matmul, of.gate->format(), gemm));
+  x_fields.add(reads(call.kernels.matmul, of.up->format(), gemm));
+  hidden_fields.add(reads(call.kernels.matmul, of.down->format(), gemm));
+  const int64_t bytes = std::max(x_fields.bytes(of.gate->columns()), hidden_fields.bytes(of.down->columns()));
   const int64_t step = rows_per_group(end - first, bytes);
   for (int64_t at = first; at < end; at += step) {
-    call.work.groups.push_back({&of, expert, hidden_fields, at, static_cast<int>(std::min(step, end - at)),
-                                use_gemm(exact_, end - first)});
+    call.work.groups.push_back(
+        {&of, expert, x_fields, hidden_fields, at, static_cast<int>(std::min(step, end - at)), gemm});
   }
 }
 
@@ -149,19 +148,17 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
   const auto tokens_of = [&](const Group& group) {
     return group.first < routed_places ? call.work.routing.token_of() + group.first : nullptr;
   };
-  const auto pitch_of = [](const Group& group) { return group.gemm ? gemm_pitch(group.rows) : group.rows; };
 
   int64_t gathered_bytes = 0, hidden_bytes = 0, gathered_rows = 0;
   for (Group& group : groups) {
     const int32_t* tokens = tokens_of(group);
-    hidden_bytes +=
-        own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.of->down->columns());
+    hidden_bytes += own_rows_bytes(group.hidden_fields, group.rows, group.of->down->columns());
     if (tokens == nullptr) {
       group.x = slice_rows(x, group.first - routed_places, group.rows);
-    } else if (can_slice(x, tokens, group.rows, group.gemm)) {
+    } else if (can_slice(group.x_fields, tokens, group.rows)) {
       group.x = slice_rows(x, tokens[0], group.rows);
     } else {
-      gathered_bytes += own_rows_bytes(x_fields_, group.rows, pitch_of(group), x.columns);
+      gathered_bytes += own_rows_bytes(group.x_fields, group.rows, x.columns);
       gathered_rows += group.rows;
     }
   }
@@ -169,13 +166,12 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
   auto* hidden = call.work.hidden.grow<uint8_t>(hidden_bytes);
   auto* gathered = call.work.gathered.grow<uint8_t>(gathered_bytes);
   for (Group& group : groups) {
-    group.hidden =
-        own_rows(group.hidden_fields, hidden, group.rows, pitch_of(group), group.of->down->columns());
-    hidden += own_rows_bytes(group.hidden_fields, group.rows, pitch_of(group), group.of->down->columns());
+    group.hidden = own_rows(group.hidden_fields, hidden, group.rows, group.of->down->columns());
+    hidden += own_rows_bytes(group.hidden_fields, group.rows, group.of->down->columns());
     group.gathered = group.x.rows == 0;
     if (!group.gathered) continue;
-    group.x = own_rows(x_fields_, gathered, group.rows, pitch_of(group), x.columns);
-    gathered += own_rows_bytes(x_fields_, group.rows, pitch_of(group), x.columns);
+    group.x = own_rows(group.x_fields, gathered, group.rows, x.columns);
+    gathered += own_rows_bytes(group.x_fields, group.rows, x.columns);
   }
   if (gathered_rows == 0) return;
   // Few rows are copied by the caller: one item.
@@ -183,7 +179,7 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
   const auto count = static_cast<int64_t>(groups.size());
   call.pool.parallel(count, serial ? count : 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; i++) {
-      if (groups[i].gathered) gather_rows(x_fields_, x, tokens_of(groups[i]), groups[i].x);
+      if (groups[i].gathered) gather_rows(groups[i].x_fields, x, tokens_of(groups[i]), groups[i].x);
     }
   });
 }

@@ -44,7 +44,6 @@ class Experts {
   ExpertWeights routed_, shared_;
   Act act_;
   bool exact_;
-  RowFields x_fields_;
 };
 
 }  // namespace isthmus

@@ -50,17 +50,18 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedWeights>> weights, std::v
       throw std::invalid_argument("joined weights were packed for different nodes; pack them again");
     }
     width_ += w->rows();
-    fields_.add(w->format());
   }
 }
 
 void Linear::operator()(const LinearArgs& args) const {
   if (args.rows <= 0) return;
   Call call;
-  const ActivationView x = prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields_, args.x,
-                                        args.rows, columns(), args.x_stride);
   const bool gemm = use_gemm(exact_, args.rows);
-  const int64_t group = rows_per_group(args.rows, fields_.bytes(columns()));
+  RowFields fields;
+  for (const auto& w : weights_) fields.add(reads(call.kernels.matmul, w->format(), gemm));
+  const ActivationView x = prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields, args.x,
+                                        args.rows, columns(), args.x_stride);
+  const int64_t group = rows_per_group(args.rows, fields.bytes(columns()));
   int64_t strips = 0;
   for (const auto& w : weights_) strips += num_strips(w->rows());
   const int64_t step = call.strips_per_item(strips, gemm ? tuning::kMinGemmStrips : 1);
@@ -109,7 +110,6 @@ void Linear::operator()(const LinearArgs& args) const {
 HeadLinear::HeadLinear(std::shared_ptr<const PackedWeights> weights, bool exact)
     : weights_(std::move(weights)), exact_(exact) {
   if (weights_ == nullptr) throw std::invalid_argument("a per-head linear layer needs weights");
-  fields_.add(weights_->format());
 }
 
 void HeadLinear::operator()(const HeadLinearArgs& args) const {
@@ -117,13 +117,15 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
   Call call;
   const PackedWeights& w = *weights_;
   const bool gemm = use_gemm(exact_, args.rows);
-  const int64_t group = rows_per_group(args.rows, fields_.bytes(w.columns()));
+  RowFields fields;
+  fields.add(reads(call.kernels.matmul, w.format(), gemm));
+  const int64_t group = rows_per_group(args.rows, fields.bytes(w.columns()));
   const int64_t groups = num_pieces(args.rows, group);
   // A head's matrix is small: it is cut only if there are too few heads for the threads.
   const int64_t wanted = num_pieces(call.pool.num_threads() * tuning::kItemsPerThread, w.experts() * groups);
   const int64_t step = std::max(gemm ? tuning::kMinGemmStrips : 1, num_pieces(num_strips(w.rows()), wanted));
-  const int pitch = gemm ? gemm_pitch(static_cast<int>(group)) : static_cast<int>(group);
-  const int64_t codes_bytes = fields_.codes ? (activation_bytes(pitch, w.columns()) + 63) / 64 * 64 : 0;
+  const int most = static_cast<int>(group);
+  const int64_t x_bytes = activation_bytes(fields, most, most, w.columns());
   std::vector<int64_t>&pieces = call.work.pieces, &items = call.work.items;
   pieces.clear();
   items.clear();
@@ -132,24 +134,20 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
     items.push_back(w.experts() * groups * pieces.back());
   }
 
-  // Every item quantises the few rows it reads itself: K is a head's, so that costs less than a barrier.
+  // Every item prepares the few rows it reads itself: K is a head's, so that costs less than a barrier.
   call.pool.parallel_parts(items, 1, [&](int part, int64_t item, int64_t, int worker) {
-    std::byte* scratch = call.pool.scratch(worker, codes_bytes + kGemmScratchBytes);
+    std::byte* scratch = call.pool.scratch(worker, x_bytes + kGemmScratchBytes);
     const int64_t head = item / (groups * pieces[part]), row = item / pieces[part] % groups * group;
     const MatrixView matrix = w.matrix(head, part);
     const int64_t first = item % pieces[part] * step, last = std::min(first + step, num_strips(matrix.rows));
     const int rows = static_cast<int>(std::min(group, args.rows - row));
     const float* from = args.x + row * args.x_row_stride + head * args.x_head_stride;
-    ActivationView x{rows, pitch, w.columns(), nullptr, nullptr, nullptr, from, args.x_row_stride};
-    if (fields_.codes) {
-      x = view_activations(scratch, rows, pitch, w.columns(), from, args.x_row_stride);
-      quantize_rows(call.kernels.matmul, x, 0, rows);
-      clear_spare_rows(x);
-    }
+    const ActivationView x =
+        view_activations(fields, scratch, rows, most, w.columns(), from, args.x_row_stride);
+    fill_rows(call.kernels.matmul, x, 0, rows);
     float* out = args.out + row * args.out_row_stride + head * args.out_head_stride +
                  (w.part(part).first_strip + first) * kStripRows;
-    multiply(call.kernels.matmul, gemm, matrix, x, first, last, out, args.out_row_stride,
-             scratch + codes_bytes);
+    multiply(call.kernels.matmul, gemm, matrix, x, first, last, out, args.out_row_stride, scratch + x_bytes);
   });
 }
 

@@ -39,7 +39,6 @@ class Linear {
   std::vector<const float*> biases_;
   bool exact_;
   int64_t width_ = 0;
-  RowFields fields_;
 };
 
 struct HeadLinearArgs {
@@ -62,7 +61,6 @@ class HeadLinear {
  private:
   std::shared_ptr<const PackedWeights> weights_;
   bool exact_;
-  RowFields fields_;
 };
 
 }  // namespace isthmus

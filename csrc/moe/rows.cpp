@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/tuning.h"
 #include "runtime/tuning.h"
 
 namespace isthmus {
@@ -27,42 +26,36 @@ struct Block {
     scales[to] = from.scales[row];
     std::memcpy(sums + to * 4, from.sums + row * 4, 4 * sizeof(int32_t));
   }
-
-  void clear(int begin, int end) const {
-    if (begin == end) return;
-    std::memset(codes + begin * kStepColumns, 0, (end - begin) * kStepColumns);
-    std::memset(scales + begin, 0, (end - begin) * sizeof(float));
-    std::memset(sums + begin * 4, 0, (end - begin) * 4 * sizeof(int32_t));
-  }
 };
+
+// Place of columns 32 group.. of a row among the halves of a view.
+uint16_t* halves_at(const ActivationView& x, int64_t row, int64_t group) {
+  const int64_t groups = (x.columns + kHalvesColumns - 1) / kHalvesColumns;
+  return const_cast<uint16_t*>(x.halves) + ((row / 16 * groups + group) * 16 + row % 16) * kHalvesColumns;
+}
 
 }  // namespace
 
-int64_t own_rows_bytes(RowFields fields, int rows, int pitch, int64_t columns) {
-  return (fields.codes ? round_up(activation_bytes(pitch, columns), 64) : 0) +
+int64_t own_rows_bytes(RowFields fields, int rows, int64_t columns) {
+  return activation_bytes(fields, rows, rows, columns) +
          (fields.values ? round_up(rows * columns * sizeof(float), 64) : 0);
 }
 
-ActivationView own_rows(RowFields fields, uint8_t* memory, int rows, int pitch, int64_t columns) {
-  const int64_t codes_bytes = fields.codes ? round_up(activation_bytes(pitch, columns), 64) : 0;
-  const float* values = fields.values ? reinterpret_cast<const float*>(memory + codes_bytes) : nullptr;
-  if (fields.codes) return view_activations(memory, rows, pitch, columns, values, columns);
-  return {rows, pitch, columns, nullptr, nullptr, nullptr, values, columns};
+ActivationView own_rows(RowFields fields, uint8_t* memory, int rows, int64_t columns) {
+  const auto* values = reinterpret_cast<const float*>(memory + activation_bytes(fields, rows, rows, columns));
+  return view_activations(fields, memory, rows, rows, columns, fields.values ? values : nullptr, columns);
 }
 
 ActivationView prepare_rows(ThreadPool& pool, const MatmulKernels& kernels, Buffer& memory, RowFields fields,
                             const float* x, int64_t rows, int64_t columns, int64_t stride) {
   const int count = static_cast<int>(rows);
-  const int pitch = count < kGemmMinRows ? count : gemm_pitch(count);
-  if (!fields.codes) return {count, pitch, columns, nullptr, nullptr, nullptr, x, stride};
-
-  auto* start = memory.grow<uint8_t>(activation_bytes(pitch, columns));
-  const ActivationView view = view_activations(start, count, pitch, columns, x, stride);
+  auto* start = memory.grow<uint8_t>(activation_bytes(fields, count, count, columns));
+  const ActivationView view = view_activations(fields, start, count, count, columns, x, stride);
+  if (!fields.codes && !fields.halves) return view;
   const int64_t grain = std::max<int64_t>(1, tuning::kSerialFloats / columns);
   pool.parallel(rows, grain, [&](int64_t begin, int64_t end, int) {
-    quantize_rows(kernels, view, static_cast<int>(begin), static_cast<int>(end));
+    fill_rows(kernels, view, static_cast<int>(begin), static_cast<int>(end));
   });
-  clear_spare_rows(view);
   return view;
 }
 
@@ -74,22 +67,27 @@ ActivationView slice_rows(const ActivationView& x, int64_t begin, int rows) {
     slice.scales += begin;
     slice.sums += begin * 4;
   }
+  if (x.halves != nullptr) slice.halves = halves_at(x, begin, 0);
   if (x.values != nullptr) slice.values += begin * x.stride;
   return slice;
 }
 
-bool can_slice(const ActivationView& x, const int32_t* tokens, int rows, bool gemm) {
+bool can_slice(RowFields fields, const int32_t* tokens, int rows) {
   for (int i = 1; i < rows; i++) {
     if (tokens[i] != tokens[0] + i) return false;
   }
-  return !gemm || (tokens[0] % 16 == 0 && (rows % 16 == 0 || tokens[0] + rows == x.rows));
+  return !fields.halves || tokens[0] % 16 == 0;
 }
 
 void gather_rows(RowFields fields, const ActivationView& x, const int32_t* tokens, const ActivationView& to) {
   for (int64_t block = 0; fields.codes && block < num_steps(x.columns); block++) {
     const Block from(x, block), target(to, block);
     for (int i = 0; i < to.rows; i++) target.copy(i, from, tokens[i]);
-    target.clear(to.rows, to.pitch);
+  }
+  for (int i = 0; fields.halves && i < to.rows; i++) {
+    for (int64_t group = 0; group * kHalvesColumns < x.columns; group++) {
+      std::memcpy(halves_at(to, i, group), halves_at(x, tokens[i], group), kHalvesColumns * sizeof(uint16_t));
+    }
   }
   for (int i = 0; fields.values && i < to.rows; i++) {
     std::memcpy(const_cast<float*>(to.values) + i * to.stride, x.values + tokens[i] * x.stride,
@@ -99,17 +97,24 @@ void gather_rows(RowFields fields, const ActivationView& x, const int32_t* token
 
 void store_block(const MatmulKernels& kernels, RowFields fields, const float* tile, int64_t block,
                  int64_t columns, const ActivationView& to) {
-  for (int row = 0; fields.values && row < to.rows; row++) {
-    std::memcpy(const_cast<float*>(to.values) + row * to.stride + block * kStepColumns,
-                tile + row * kStepColumns, columns * sizeof(float));
-  }
-  if (!fields.codes) return;
-  const Block target(to, block);
+  const int64_t group = block * (kStepColumns / kHalvesColumns);
   for (int row = 0; row < to.rows; row++) {
-    kernels.quantize_row(tile + row * kStepColumns, columns, row, to.pitch, target.codes, target.scales,
-                         target.sums);
+    const float* from = tile + row * kStepColumns;
+    if (fields.values) {
+      std::memcpy(const_cast<float*>(to.values) + row * to.stride + block * kStepColumns, from,
+                  columns * sizeof(float));
+    }
+    if (fields.halves) {
+      for (int64_t c = 0; c < columns; c += kHalvesColumns) {
+        kernels.round_row(from + c, std::min<int64_t>(columns - c, kHalvesColumns), 0,
+                          halves_at(to, row, group + c / kHalvesColumns));
+      }
+    }
+    if (fields.codes) {
+      const Block target(to, block);
+      kernels.quantize_row(from, columns, row, to.pitch, target.codes, target.scales, target.sums);
+    }
   }
-  target.clear(to.rows, to.pitch);
 }
 
 int64_t rows_per_group(int64_t rows, int64_t row_bytes) {

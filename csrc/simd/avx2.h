@@ -50,6 +50,17 @@ ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) {
   const __m256i count = _mm256_set1_epi32(n);
   return {_mm256_srlv_epi32(a.lo, count), _mm256_srlv_epi32(a.hi, count)};
 }
+ISTHMUS_INLINE f32v as_f32(u8v a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+ISTHMUS_INLINE u8v and_or(u8v a, uint32_t mask, uint32_t ones) {
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(mask)), o = _mm256_set1_epi32(static_cast<int>(ones));
+  return {_mm256_or_si256(_mm256_and_si256(a.lo, m), o), _mm256_or_si256(_mm256_and_si256(a.hi, m), o)};
+}
+ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
+  const auto half = [](__m256 l, __m256 h) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(l), 16), _mm256_castps_si256(h), 0xaa);
+  };
+  return {half(low.lo, high.lo), half(low.hi, high.hi)};
+}
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
 ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
 ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) {

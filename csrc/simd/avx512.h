@@ -31,6 +31,16 @@ ISTHMUS_INLINE u8v shift_left(u8v a) {
   return {N == 0 ? a.v : _mm512_slli_epi32(a.v, N)};
 }
 ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) { return {_mm512_srlv_epi32(a.v, _mm512_set1_epi32(n))}; }
+ISTHMUS_INLINE f32v as_f32(u8v a) { return {_mm512_castsi512_ps(a.v)}; }
+ISTHMUS_INLINE u8v and_or(u8v a, uint32_t mask, uint32_t ones) {
+  return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(static_cast<int>(mask)),
+                                    _mm512_set1_epi32(static_cast<int>(ones)), 0xea)};
+}
+ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
+  const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+  return {_mm512_mask_shuffle_epi8(_mm512_castps_si512(high.v), 0x3333333333333333,
+                                   _mm512_castps_si512(low.v), down)};
+}
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {_mm512_add_epi8(a.v, b.v)}; }
 ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) { return {_mm512_subs_epu8(a.v, b.v)}; }

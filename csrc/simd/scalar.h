@@ -41,6 +41,13 @@ ISTHMUS_INLINE u8v shift_left(u8v a) {
   return {a.v << N};
 }
 ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) { return {a.v >> n}; }
+ISTHMUS_INLINE f32v as_f32(u8v a) { return {(f32x16)a.v}; }
+// (a & mask) | ones, per lane.
+ISTHMUS_INLINE u8v and_or(u8v a, uint32_t mask, uint32_t ones) { return {(a.v & mask) | ones}; }
+// The upper halves of low's lanes in the lower halves, those of high's in the upper.
+ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
+  return {((u32x16)low.v >> 16) | ((u32x16)high.v & 0xffff0000u)};
+}
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) {  // per byte, wraps
   constexpr uint32_t top = 0x80808080u;    // borrow stays inside a byte
   return {((a.v | top) - (b.v & ~top)) ^ ((a.v ^ ~b.v) & top)};

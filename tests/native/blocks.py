@@ -100,7 +100,7 @@ def set_half(name: str, blocks: Bytes, at: int, value: NDArray[np.float16]) -> N
     top_bytes[...] = top_bytes & 15 | (bits & 15).astype(np.uint8) << 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Matrix:
     """rows x columns weights; file: their bytes as a GGUF file has them, [rows, bytes of a row]."""
 

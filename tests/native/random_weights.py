@@ -56,6 +56,11 @@ def random_weight(name: str, experts: int, rows: int, columns: int, seed: int) -
     return Weight(packed, values.reshape(experts, rows, columns).astype(np.float64))
 
 
+def oracle_isa(isa: str, exact: bool) -> str:
+    """The portable instruction set whose bits those of `isa` must be: AMX has a GEMM of its own."""
+    return "scalar-bf16" if isa == "amx" and not exact else "scalar"
+
+
 def _random_bits(name: str, rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     block, size = by_name(name).block_columns, by_name(name).block_bytes
     data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from blocks import BYTE_SCALED, INTEGERS, LAYOUTS, set_half
-from random_weights import format_id, random_weight
+from random_weights import format_id, oracle_isa, random_weight
 
 from isthmus import native
 from isthmus.formats.spec import by_name
@@ -132,10 +132,10 @@ def test_threads_and_instruction_sets_give_the_same_bits(name: str, exact: bool)
     op = native.Linear([a.packed, b.packed], exact=exact)
     for tokens in (1, 8, 9, 40):
         x = torch.randn(tokens, 512)
-        native.use_isa("scalar")
-        native.set_threads(1)
-        expected = apply(op, x)
         for isa in native.isa_names():
+            native.use_isa(oracle_isa(isa, exact))
+            native.set_threads(1)
+            expected = apply(op, x)
             native.use_isa(isa)
             for threads in (1, 2, 3, 5, 7):
                 native.set_threads(threads)
