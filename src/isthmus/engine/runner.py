@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,28 +32,29 @@ class Runner:
 
 def make_batch(plan: StepPlan, block_tokens: int) -> Batch:
     """The rows of all slices, slice after slice; int32 CPU tensors as `Batch` states them."""
-    tokens: list[int] = []
-    positions: list[Tensor] = []
-    sequences: list[Tensor] = []
-    slots: list[Tensor] = []
-    logit_rows: list[int] = []
+    rows = plan.num_rows
+    tokens, positions, sequences, slots = np.empty((4, rows), np.int32)
     width = max(len(part.sequence.blocks) for part in plan.slices)
-    block_tables = torch.zeros(len(plan.slices), width, dtype=torch.int32)
+    block_tables = np.zeros((len(plan.slices), width), np.int32)
+    logit_rows: list[int] = []
+    begin = 0
     for line, part in enumerate(plan.slices):
-        blocks = torch.tensor(part.sequence.blocks, dtype=torch.int32)
-        block_tables[line, : len(blocks)] = blocks
-        tokens += part.sequence.tokens[part.start : part.start + part.count]
-        position = torch.arange(part.start, part.start + part.count, dtype=torch.int32)
-        positions.append(position)
-        sequences.append(torch.full((part.count,), line, dtype=torch.int32))
-        slots.append(blocks[position // block_tokens] * block_tokens + position % block_tokens)
+        end, stop = begin + part.count, part.start + part.count
+        blocks = block_tables[line]
+        blocks[: len(part.sequence.blocks)] = part.sequence.blocks
+        tokens[begin:end] = part.sequence.tokens[part.start : stop]
+        position = positions[begin:end]
+        position[:] = np.arange(part.start, stop)
+        sequences[begin:end] = line
+        slots[begin:end] = blocks[position // block_tokens] * block_tokens + position % block_tokens
         if part.wants_logits:
-            logit_rows.append(len(tokens) - 1)
+            logit_rows.append(end - 1)
+        begin = end
     return Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int32),
-        positions=torch.cat(positions),
-        sequences=torch.cat(sequences),
-        slots=torch.cat(slots),
-        block_tables=block_tables,
+        tokens=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        sequences=torch.from_numpy(sequences),
+        slots=torch.from_numpy(slots),
+        block_tables=torch.from_numpy(block_tables),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int32),
     )

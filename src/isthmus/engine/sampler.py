@@ -52,7 +52,8 @@ class Sampler:
         """logits: [vocab] f32, not changed. Raises SamplingError unless all are finite."""
         check_finite(logits)
         logits = self._adjusted(logits)
-        token = int(logits.argmax()) if self.params.greedy else self._draw(logits)
+        # numpy's argmax, the first of equals, takes 20 us of 152k logits where torch's takes 300.
+        token = int(logits.numpy().argmax()) if self.params.greedy else self._draw(logits)
         if self.params.penalised:
             self._seen[token] = True
             self._counts[token] += 1
@@ -99,20 +100,28 @@ def survivors(
     The most probable come first; without top_k and top_p no order is needed, and the ids ascend.
     """
     vocab_size = len(logits)
-    # Weight 1 for the largest: nothing overflows, and min_p is a bound on the weight itself.
-    weights = ((logits - logits.max()) / temperature).exp_()
+    highest = logits.max()
+
+    def weigh(values: Tensor) -> Tensor:
+        """Weight 1 for the largest: nothing overflows, and min_p is a bound on the weight itself."""
+        return ((values - highest) / temperature).exp_()
+
     top_k = min(top_k, vocab_size) or vocab_size
     if top_k == vocab_size and top_p == 1.0:
+        weights = weigh(logits)
         if min_p == 0.0:
             return torch.arange(vocab_size), weights
         ids = (weights >= min_p).nonzero().squeeze(1)
         return ids, weights[ids]
 
     pool = min(POOL_TOKENS, vocab_size) if top_k == vocab_size else top_k
+    total = None  # weight of the whole vocabulary, where top_k does not cut it
     while True:
         ids = largest(logits, pool)
-        kept = weights[ids]
-        mass = float((kept if pool == top_k else weights).sum(dtype=torch.float64))  # of what top_k leaves
+        kept = weigh(logits[ids])
+        if pool < top_k and total is None:
+            total = float(weigh(logits).sum(dtype=torch.float64))
+        mass = float(kept.sum(dtype=torch.float64)) if pool == top_k or total is None else total
         count = _nucleus(kept, top_p * mass) if top_p < 1.0 else pool
         if count < pool or pool == top_k:
             break
