@@ -1,11 +1,15 @@
-// Packed weights.
+// Packed weights, files mapped into memory, and what a cache of packed weights is checked by.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
+#include <vector>
 
 #include "bindings/bindings.h"
+#include "core/tile.h"
 #include "moe/packed.h"
+#include "runtime/checksum.h"
+#include "runtime/mapped_file.h"
 
 namespace nb = nanobind;
 
@@ -22,9 +26,54 @@ nb::bytes unpack(const PackedWeights& w) {
   return file;
 }
 
+nb::bytes tiles(const PackedWeights& w) {
+  nb::bytes all(nullptr, static_cast<size_t>(w.bytes()));
+  auto* data = static_cast<uint8_t*>(const_cast<void*>(all.data()));
+  nb::gil_scoped_release released;
+  w.tiles(data);
+  return all;
+}
+
+// What identifies the tile layout of a format: the checksum of one tile, packed of bytes that all differ in
+// what they say of their place. It changes with any field, order or move of bits.
+uint64_t layout_id(int format_id) {
+  const FormatInfo* format = find_format(format_id);
+  if (format == nullptr) return 0;
+  std::vector<uint8_t> file(format->tile_bytes()), tile(format->tile_bytes());
+  uint64_t state = 1;
+  for (uint8_t& byte : file) byte = (state = state * 6364136223846793005u + 1442695040888963407u) >> 56;
+  format->pack_tiles(file.data(), format->block_bytes, kStripRows, 1, tile.data());
+  return checksum(tile.data(), format->tile_bytes());
+}
+
 }  // namespace
 
 void bind_weights(nb::module_& m) {
+  nb::class_<WatchedRange>(m, "WatchedRange")
+      .def("__init__", [](WatchedRange* self, uintptr_t address,
+                          int64_t nbytes) { new (self) WatchedRange(at<const void>(address), nbytes); })
+      .def_prop_ro("lost", &WatchedRange::lost);
+  nb::class_<MappedFile>(m, "MappedFile")
+      .def(nb::init<int, int64_t>())
+      .def_prop_ro("address", [](const MappedFile& file) { return reinterpret_cast<uintptr_t>(file.data()); })
+      .def_prop_ro("nbytes", &MappedFile::bytes)
+      .def_prop_ro("lost", &MappedFile::lost)
+      .def("weight", [](std::shared_ptr<MappedFile> file, int64_t offset, int64_t nbytes, int format_id,
+                        int64_t experts, int64_t rows, int64_t columns) {
+        if (offset < 0 || nbytes < 0 || nbytes > file->bytes() - offset) {
+          throw std::invalid_argument("bytes " + std::to_string(offset) + " to " +
+                                      std::to_string(offset + nbytes) + " are not in a mapping of " +
+                                      std::to_string(file->bytes()));
+        }
+        const uint8_t* data = file->data() + offset;
+        return std::const_pointer_cast<PackedWeights>(
+            PackedWeights::wrap(std::move(file), data, nbytes, format_id, experts, rows, columns));
+      });
+  m.def(
+      "checksum",
+      [](uintptr_t address, int64_t nbytes) { return checksum(at<const uint8_t>(address), nbytes); },
+      Released());
+  m.def("layout_id", layout_id);
   nb::class_<PackedWeights>(m, "PackedWeight")
       .def_prop_ro("format_id", [](const PackedWeights& w) { return w.format().id; })
       .def_prop_ro("format_name", [](const PackedWeights& w) { return std::string(w.format().name); })
@@ -32,7 +81,9 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("rows", &PackedWeights::rows)
       .def_prop_ro("columns", &PackedWeights::columns)
       .def_prop_ro("nbytes", &PackedWeights::bytes)
+      .def_prop_ro("address", [](const PackedWeights& w) { return reinterpret_cast<uintptr_t>(w.data()); })
       .def_prop_ro("file_nbytes", &PackedWeights::file_bytes)
+      .def("tiles", tiles)
       .def("unpack", unpack)
       .def(
           "rows_into",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -52,9 +53,9 @@ int64_t copy_grain(int64_t one_strip_bytes) {
 
 }  // namespace
 
-std::shared_ptr<const PackedWeights> PackedWeights::pack(const uint8_t* file, int64_t bytes, int format_id,
-                                                         int64_t experts, int64_t rows, int64_t columns) {
-  const FormatInfo& format = checked_format(format_id);
+PackedWeights::PackedWeights(int format_id, int64_t experts, int64_t rows, int64_t columns)
+    : format_(&checked_format(format_id)), experts_(experts), rows_(rows), columns_(columns) {
+  const FormatInfo& format = *format_;
   if (experts < 1 || rows < 1 || columns < 1) {
     throw std::invalid_argument("weights need experts, rows and columns >= 1, got " + to_string(experts) +
                                 ", " + to_string(rows) + ", " + to_string(columns));
@@ -64,32 +65,77 @@ std::shared_ptr<const PackedWeights> PackedWeights::pack(const uint8_t* file, in
                                 to_string(format.block_columns) + ", got " + to_string(columns));
   }
   const int64_t row_bytes = product(columns / format.block_columns, format.block_bytes);
-  const int64_t needed = product(product(experts, rows), row_bytes);
-  if (bytes != needed) {
-    throw std::invalid_argument(to_string(experts) + " x " + to_string(rows) + " x " + to_string(columns) +
-                                " in " + format.name + " take " + to_string(needed) + " bytes, got " +
-                                to_string(bytes));
-  }
   product(product(experts, rows + 15), row_bytes);  // the packed size, with the last strip filled up
+}
 
-  std::shared_ptr<PackedWeights> packed(new PackedWeights());
-  packed->format_ = &format;
-  packed->experts_ = experts;
-  packed->rows_ = rows;
-  packed->columns_ = columns;
+template <class F>
+void PackedWeights::each_strip(F&& fn) const {
+  std::vector<int64_t> items;
+  for (const Part& part : parts_) items.push_back(experts_ * num_strips(part.rows));
+  ThreadPool::instance().parallel_parts(items, copy_grain(strip_bytes(*format_, columns_)),
+                                        [&](int p, int64_t begin, int64_t end, int) {
+                                          const int64_t strips = num_strips(parts_[p].rows);
+                                          for (int64_t i = begin; i < end; i++)
+                                            fn(parts_[p], i / strips, i % strips);
+                                        });
+}
 
-  ThreadPool::Session session;  // the pool keeps its nodes
+void PackedWeights::check_bytes(int64_t bytes, int64_t needed, const char* what) const {
+  if (bytes == needed) return;
+  throw std::invalid_argument(to_string(experts_) + " x " + to_string(rows_) + " x " + to_string(columns_) +
+                              " in " + format_->name + what + " take " + to_string(needed) + " bytes, got " +
+                              to_string(bytes));
+}
+
+void PackedWeights::allocate_parts() {
   const auto& nodes = ThreadPool::instance().nodes();
-  const std::vector<int64_t> at = split(num_strips(rows), nodes);
+  const std::vector<int64_t> at = split(num_strips(rows_), nodes);
   for (size_t i = 0; i < nodes.size(); i++) {
-    const int64_t part_rows = std::min(rows, at[i + 1] * kStripRows) - std::min(rows, at[i] * kStripRows);
-    const int64_t expert_bytes = packed_bytes(format, part_rows, columns);
-    packed->parts_.push_back({at[i], part_rows, expert_bytes, {}});
+    const int64_t part_rows = std::min(rows_, at[i + 1] * kStripRows) - std::min(rows_, at[i] * kStripRows);
+    const int64_t expert_bytes = packed_bytes(*format_, part_rows, columns_);
+    parts_.push_back({at[i], part_rows, expert_bytes, {}});
     if (part_rows == 0) continue;
-    packed->parts_.back().memory =
-        Arena::instance().allocate(experts * expert_bytes, static_cast<int>(i), nodes[i].kernel_id);
+    parts_.back().memory =
+        Arena::instance().allocate(experts_ * expert_bytes, static_cast<int>(i), nodes[i].kernel_id);
   }
+}
 
+std::shared_ptr<const PackedWeights> PackedWeights::wrap(std::shared_ptr<const void> owner,
+                                                         const uint8_t* data, int64_t bytes, int format,
+                                                         int64_t experts, int64_t rows, int64_t columns) {
+  std::shared_ptr<PackedWeights> packed(new PackedWeights(format, experts, rows, columns));
+  packed->check_bytes(bytes, packed->bytes(), " packed");
+  ThreadPool::Session session;  // the pool keeps its nodes
+  if (ThreadPool::instance().nodes().size() == 1) {
+    packed->parts_.push_back(
+        {0, rows, bytes / experts, {std::move(owner), const_cast<uint8_t*>(data), bytes}});
+    return packed;
+  }
+  packed->allocate_parts();
+  const int64_t strip_size = strip_bytes(*packed->format_, columns);
+  packed->each_strip([&](const Part& part, int64_t expert, int64_t strip) {
+    std::memcpy(part.memory.data + expert * part.expert_bytes + strip * strip_size,
+                data + expert * (bytes / experts) + (part.first_strip + strip) * strip_size, strip_size);
+  });
+  return packed;
+}
+
+void PackedWeights::tiles(uint8_t* out) const {
+  const int64_t strip_size = strip_bytes(*format_, columns_), expert_bytes = bytes() / experts_;
+  each_strip([&](const Part& part, int64_t expert, int64_t strip) {
+    std::memcpy(out + expert * expert_bytes + (part.first_strip + strip) * strip_size,
+                part.memory.data + expert * part.expert_bytes + strip * strip_size, strip_size);
+  });
+}
+
+std::shared_ptr<const PackedWeights> PackedWeights::pack(const uint8_t* file, int64_t bytes, int format_id,
+                                                         int64_t experts, int64_t rows, int64_t columns) {
+  std::shared_ptr<PackedWeights> packed(new PackedWeights(format_id, experts, rows, columns));
+  packed->check_bytes(bytes, packed->file_bytes(), "");
+  ThreadPool::Session session;  // the pool keeps its nodes
+  packed->allocate_parts();
+  const FormatInfo& format = *packed->format_;
+  const int64_t row_bytes = format.row_bytes(columns);
   std::atomic<bool> damaged{false};
   packed->each_strip([&](const Part& part, int64_t expert, int64_t strip) {
     if (pack_strips(format, file + (expert * rows + part.first_strip * kStripRows) * row_bytes, part.rows,
@@ -105,18 +151,6 @@ bool PackedWeights::split_like(const PackedWeights& other) const {
   return std::equal(
       parts_.begin(), parts_.end(), other.parts_.begin(), other.parts_.end(),
       [](const Part& a, const Part& b) { return a.first_strip == b.first_strip && a.rows == b.rows; });
-}
-
-template <class F>
-void PackedWeights::each_strip(F&& fn) const {
-  std::vector<int64_t> items;
-  for (const Part& part : parts_) items.push_back(experts_ * num_strips(part.rows));
-  ThreadPool::instance().parallel_parts(items, copy_grain(strip_bytes(*format_, columns_)),
-                                        [&](int p, int64_t begin, int64_t end, int) {
-                                          const int64_t strips = num_strips(parts_[p].rows);
-                                          for (int64_t i = begin; i < end; i++)
-                                            fn(parts_[p], i / strips, i % strips);
-                                        });
 }
 
 void PackedWeights::report_damage(const uint8_t* file) const {

@@ -37,6 +37,13 @@ class PackedWeights {
   static std::shared_ptr<const PackedWeights> pack(const uint8_t* file, int64_t bytes, int format,
                                                    int64_t experts, int64_t rows, int64_t columns);
 
+  // Weights that are packed already: `bytes` bytes at `data` in the order of tiles(), kept by `owner` and
+  // never written. On one node they are used where they are, on several copied to their parts. Throws as pack
+  // does.
+  static std::shared_ptr<const PackedWeights> wrap(std::shared_ptr<const void> owner, const uint8_t* data,
+                                                   int64_t bytes, int format, int64_t experts, int64_t rows,
+                                                   int64_t columns);
+
   const FormatInfo& format() const { return *format_; }
   int64_t experts() const { return experts_; }
   int64_t rows() const { return rows_; }
@@ -56,6 +63,11 @@ class PackedWeights {
     return {format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_};
   }
 
+  // All tiles, one whole matrix after the other, however they are split: written to `out`, bytes() long; and
+  // where they are, if they are not split, else null.
+  void tiles(uint8_t* out) const;
+  const uint8_t* data() const { return num_parts() == 1 ? parts_[0].memory.data : nullptr; }
+
   // Writes the file's bits back: file_bytes() at `file`.
   void unpack(uint8_t* file) const;
 
@@ -64,7 +76,10 @@ class PackedWeights {
   void rows_into(const int32_t* ids, int64_t count, float* out) const;
 
  private:
-  PackedWeights() = default;
+  PackedWeights(int format, int64_t experts, int64_t rows, int64_t columns);
+  void check_bytes(int64_t bytes, int64_t needed, const char* what) const;
+  // Fills parts_, over the nodes of the pool, whose Session the caller holds.
+  void allocate_parts();
   // Calls fn(part, expert, strip within the part) for every strip, in parallel.
   template <class F>
   void each_strip(F&& fn) const;

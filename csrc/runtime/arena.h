@@ -39,9 +39,9 @@ class Region {
   int64_t bytes_;
 };
 
-// A piece of a region; zero-filled, 64-byte aligned. Copies share it.
+// A piece of memory and what keeps it: of a region zero-filled and 64-byte aligned. Copies share it.
 struct ArenaBlock {
-  std::shared_ptr<const Region> region;
+  std::shared_ptr<const void> owner;
   uint8_t* data = nullptr;
   int64_t bytes = 0;
 };

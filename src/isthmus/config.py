@@ -6,7 +6,7 @@ in silence. No torch here: the command line and the HTTP process import this.
 
     ISTHMUS_ISA      instruction set of the CPU kernels (scalar, avx2, avx2vnni, avx512, amx)
     ISTHMUS_THREADS  worker threads of the CPU kernels
-    ISTHMUS_CACHE    folder for files that Isthmus makes itself (the demo model)
+    ISTHMUS_CACHE    folder for files that Isthmus makes itself (the demo model, packed caches)
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class RunOptions:
     exact_batching: bool = False  # one driver for every row count: batched = alone, bit for bit
     kv_dtype: Literal["bf16", "f32"] = "bf16"
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # rows of one prefill step
+    packed_cache: bool | None = None  # True: make one if there is none; False: none; None: use what is there
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None:
@@ -60,6 +61,8 @@ class RunOptions:
         check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)
         if not isinstance(self.exact_batching, bool):
             raise UsageError(f"exact_batching must be True or False, got {self.exact_batching!r}")
+        if self.packed_cache is not None and not isinstance(self.packed_cache, bool):
+            raise UsageError(f"packed_cache must be True, False or None, got {self.packed_cache!r}")
 
     @classmethod
     def from_kwargs(cls, **options: Any) -> RunOptions:

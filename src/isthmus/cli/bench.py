@@ -22,6 +22,7 @@ def bench(
     kv_dtype: options.KvDtype = "bf16",
     exact_batching: options.ExactBatching = False,
     chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
+    packed_cache: options.PackedCache = None,
     debug: options.Debug = False,
 ) -> None:
     """Measure prefill and decode, the latter against what the memory gives."""
@@ -36,6 +37,7 @@ def bench(
         "kv_dtype": kv_dtype,
         "exact_batching": exact_batching,
         "chunk_tokens": chunk,
+        "packed_cache": packed_cache,
     }
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, run, serve
+from isthmus.cli import bench, pack, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(serve.serve)
 app.command()(bench.bench)
+app.command()(pack.pack)
 
 
 def _print_version(value: bool) -> None:

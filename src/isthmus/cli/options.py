@@ -24,6 +24,14 @@ ExactBatching = Annotated[
     typer.Option("--exact-batching", help="One driver for every row count: the same bits, slower prefill."),
 ]
 Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in one step.")]
+PackedCache = Annotated[
+    bool | None,
+    typer.Option(
+        "--packed-cache/--no-packed-cache",
+        help="Store the packed weights for later starts; or ignore them. Default: use what is stored.",
+        show_default=False,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the engine's log.")]
 
 

@@ -42,6 +42,7 @@ def run(
     kv_dtype: options.KvDtype = "bf16",
     exact_batching: options.ExactBatching = False,
     chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
+    packed_cache: options.PackedCache = None,
     debug: options.Debug = False,
 ) -> None:
     """Answer PROMPT, or chat if there is none. Only the answer goes to standard output."""
@@ -65,7 +66,7 @@ def run(
     if raw and system is not None:
         raise UsageError("--raw uses no chat template, so --system has no place; put it into PROMPT")
 
-    llm = _load(model, ctx, threads, isa, kv_dtype, exact_batching, chunk)
+    llm = _load(model, ctx, threads, isa, kv_dtype, exact_batching, chunk, packed_cache)
     if question is None:
         from isthmus.cli.chat import Chat
 
@@ -134,6 +135,7 @@ def _load(
     kv_dtype: str,
     exact_batching: bool,
     chunk: int,
+    packed_cache: bool | None,
 ) -> LLM:
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions
@@ -146,6 +148,7 @@ def _load(
         "kv_dtype": kv_dtype,
         "exact_batching": exact_batching,
         "chunk_tokens": chunk,
+        "packed_cache": packed_cache,
     }
     # Mistakes in the options or the model's name are said before torch is imported.
     RunOptions.from_kwargs(**run_options).with_environment()

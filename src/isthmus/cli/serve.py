@@ -40,6 +40,7 @@ def serve(
     kv_dtype: options.KvDtype = "bf16",
     exact_batching: options.ExactBatching = False,
     chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
+    packed_cache: options.PackedCache = None,
     debug: options.Debug = False,
 ) -> None:
     """Serve MODEL over HTTP with OpenAI's protocol."""
@@ -61,7 +62,7 @@ def serve(
     )
     run_options = RunOptions.from_kwargs(
         context_tokens=ctx, threads=threads, isa=isa, kv_dtype=kv_dtype, exact_batching=exact_batching,
-        chunk_tokens=chunk,
+        chunk_tokens=chunk, packed_cache=packed_cache,
     )  # fmt: skip
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:
         progress = while_loading.enter_context(bar(model))

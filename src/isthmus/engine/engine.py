@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
-from isthmus.engine.loop import StepLoop
+from isthmus.engine.loop import Executor, StepLoop
+from isthmus.engine.packed_cache import open_cache
 from isthmus.engine.request import ModelInfo
 from isthmus.engine.runner import Runner
-from isthmus.engine.scheduler import Scheduler
+from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.engine.state import State
 from isthmus.errors import UsageError
 from isthmus.models.base import load_model
 from isthmus.models.table import model_class
+from isthmus.modules.cache import PackedCache
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import plan as make_plan
-from isthmus.weights.source import open_weights
+from isthmus.weights.source import WeightSource, open_weights
 
 # Called with (bytes taken from the file so far, bytes in all).
 Progress = Callable[[int, int], None]
@@ -31,19 +34,32 @@ class Engine(StepLoop):
     """The step loop over a real model, with what it has loaded in `info`. For one thread, as the loop is."""
 
     def __init__(
-        self, model_path: Path, options: RunOptions | None = None, progress: Progress | None = None
+        self,
+        model_path: Path,
+        options: RunOptions | None = None,
+        progress: Progress | None = None,
+        source: WeightSource | None = None,
     ) -> None:
-        """Raises ModelFileError, UsageError or NotEnoughMemoryError, before weights are read."""
+        """`source`: the model if it is open already; the engine does not close it.
+
+        Raises ModelFileError, UsageError or NotEnoughMemoryError, before weights are read.
+        """
         started = time.monotonic()
         options = (options or RunOptions()).with_environment()
-        with closing(open_weights(model_path)) as source:
+        with ExitStack() as opened:
+            if source is None:
+                source = opened.enter_context(closing(open_weights(model_path)))
             architecture = str(source.metadata.get("general.architecture"))
             model_class(architecture)  # what cannot be run is said before what does not fit
-            plan = make_plan(Machine.detect(), source, options)
+            machine = Machine.detect()
             _use_isa(options.isa)
-            native.set_threads(plan.threads)
-            file_bytes = sum(len(tensor.data) for tensor in source.tensors.values())
-            model = load_model(source, options, _counted(progress, file_bytes) if progress else None)
+            native.set_threads(options.threads or machine.cores)
+            cache = open_cache(source, options, progress)
+            # On several nodes the cache is copied into the memory of each (design 4.5).
+            mapped = cache is not None and native.num_nodes() == 1
+            plan = make_plan(machine, source, options, mapped=mapped)
+            file_bytes = sum(tensor.nbytes for tensor in source.tensors.values())
+            model = load_model(source, options, _counted(progress, file_bytes) if progress else None, cache)
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
         self.plan = plan
@@ -60,11 +76,28 @@ class Engine(StepLoop):
             load_seconds=time.monotonic() - started,
         )
         scheduler = Scheduler(plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens)
-        super().__init__(Runner(model, state, BLOCK_TOKENS), scheduler, self.info.vocab_size)
+        runner: Executor = Runner(model, state, BLOCK_TOKENS)
+        if cache is not None:
+            runner = _OverMappedWeights(runner, cache)
+        super().__init__(runner, scheduler, self.info.vocab_size)
 
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
         del self._executor
+
+
+class _OverMappedWeights:
+    """A runner whose weights are a file: a step that the file failed is an error, whatever it gave."""
+
+    def __init__(self, runner: Executor, cache: PackedCache) -> None:
+        self._runner = runner
+        self._cache = cache
+
+    def execute(self, plan: StepPlan) -> Tensor:
+        try:
+            return self._runner.execute(plan)
+        finally:
+            self._cache.check()
 
 
 def _use_isa(name: str | None) -> None:

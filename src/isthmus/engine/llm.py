@@ -41,8 +41,9 @@ class LLM:
         # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
         with closing(open_weights(path)) as source:
             tokenizer = Tokenizer.from_gguf(source.metadata)
-        template = ChatTemplate.for_tokenizer(tokenizer) if tokenizer.chat_template else None
-        self._assemble(Engine(path, run_options, progress), tokenizer, template)
+            template = ChatTemplate.for_tokenizer(tokenizer) if tokenizer.chat_template else None
+            engine = Engine(path, run_options, progress, source)
+        self._assemble(engine, tokenizer, template)
 
     @classmethod
     def from_parts(

@@ -14,6 +14,7 @@ from isthmus.models.config import DecoderConfig
 from isthmus.models.keys import Keys
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
+from isthmus.modules.cache import PackedStore
 from isthmus.weights.source import WeightSource
 
 
@@ -64,11 +65,17 @@ class Decoder:
 
 
 def load_model(
-    source: WeightSource, options: RunOptions, progress: Callable[[int], None] | None = None
+    source: WeightSource,
+    options: RunOptions,
+    progress: Callable[[int], None] | None = None,
+    store: PackedStore | None = None,
 ) -> Model:
-    """The model of general.architecture, its weights packed; `progress` gets the bytes of each tensor."""
+    """The model of general.architecture, its weights packed; `progress` gets the bytes of each tensor.
+
+    `store`: where packed weights are found, or put.
+    """
     keys = Keys(source.metadata)
-    build = Builder(source, options, progress)
+    build = Builder(source, options, progress, store)
     model: Model = model_class(keys.architecture)(build, keys)
     build.finish()
     return model

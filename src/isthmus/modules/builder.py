@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypeVar
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
 from isthmus.errors import MalformedFileError, UnsupportedError
 from isthmus.formats.spec import by_name
+from isthmus.modules.cache import PackedStore
 from isthmus.modules.embedding import Embedding
 from isthmus.modules.experts import Experts
 from isthmus.modules.linear import Linear
@@ -34,11 +35,16 @@ M = TypeVar("M", bound=Module)
 
 class Builder:
     def __init__(
-        self, source: WeightSource, options: RunOptions, progress: Callable[[int], None] | None = None
+        self,
+        source: WeightSource,
+        options: RunOptions,
+        progress: Callable[[int], None] | None = None,
+        store: PackedStore | None = None,
     ) -> None:
         self.options = options
         self._source = source
         self._progress = progress
+        self._store = store
         self._prefix = ""
         self._modules: list[Module] = []
         self._used: set[str] = set()
@@ -147,7 +153,7 @@ class Builder:
             if names:
                 shown = "; ".join(names[:8]) + (f"; and {len(names) - 8} more" if len(names) > 8 else "")
                 raise error(f"{self._source.path} {what}: {shown}")
-        loader = Loader(self._source, self._progress)
+        loader = Loader(self._source, self._progress, self._store)
         for name in self._ignored:
             loader.skip(self._source.tensors[name])
         for module in self._modules:

@@ -6,7 +6,8 @@ pages are given back as soon as they are consumed: loading needs the weights' si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from isthmus.errors import MalformedFileError
+from isthmus.errors import MalformedFileError, ModelFileError
 from isthmus.formats.reference import dequantize
 from isthmus.formats.spec import FormatSpec, by_name
+from isthmus.modules.cache import PackedStore
 from isthmus.native import ops
 from isthmus.weights.source import RawTensor, WeightSource
 
@@ -26,46 +28,77 @@ PLAIN = ("f32", "f16", "bf16")
 
 
 class Loader:
-    def __init__(self, source: WeightSource, progress: Callable[[int], None] | None) -> None:
-        """`progress` is called with the bytes of each tensor that has been taken from the file."""
+    def __init__(
+        self,
+        source: WeightSource,
+        progress: Callable[[int], None] | None,
+        store: PackedStore | None = None,
+    ) -> None:
+        """`progress` is called with the bytes of each tensor that has been taken from the file; `store` is
+        asked before a matrix is packed, and given what was."""
         self._source = source
         self._progress = progress
+        self._store = store
         self._packed: dict[str, ops.PackedWeight] = {}
 
     def pack(self, raw: RawTensor) -> ops.PackedWeight:
         """[rows, columns] or [experts, rows, columns] in the file's own format."""
         if raw.name not in self._packed:
-            self._source.check(raw.name)
-            self._packed[raw.name] = pack(raw)
-            self._consumed(raw)
+            self._packed[raw.name] = self._take(raw, {"": lambda raw: raw})[""]
         return self._packed[raw.name]
 
     def pack_f32(self, raw: RawTensor) -> ops.PackedWeight:
         """The same as fp32, whatever the file holds: for the router, whose product is always fp32."""
-        self._source.check(raw.name)
-        packed = pack(as_f32(raw))
-        self._consumed(raw)
-        return packed
+        return self._take(raw, {"f32": as_f32})["f32"]
 
     def pack_parts(
         self, raw: RawTensor, cuts: Mapping[str, Callable[[RawTensor], RawTensor]]
     ) -> dict[str, ops.PackedWeight]:
         """Several packed matrices cut out of one tensor, under the names of `cuts`."""
-        self._source.check(raw.name)
-        packed = {name: pack(cut(raw)) for name, cut in cuts.items()}
-        self._consumed(raw)
-        return packed
+        return self._take(raw, cuts)
 
     def vector(self, raw: RawTensor) -> Tensor:
         """fp32 [n], our own memory."""
-        self._source.check(raw.name)
-        values = torch.from_numpy(np.array(f32_values(raw)).reshape(-1))
+        with self._reading(raw):
+            values = torch.from_numpy(np.array(f32_values(raw)).reshape(-1))
         self._consumed(raw)
         return values
 
     def skip(self, raw: RawTensor) -> None:
         """Nothing needs this tensor: its bytes count as taken."""
         self._consumed(raw)
+
+    def _take(
+        self, raw: RawTensor, cuts: Mapping[str, Callable[[RawTensor], RawTensor]]
+    ) -> dict[str, ops.PackedWeight]:
+        """From the store, else packed. There they are called TENSOR, or TENSOR#CUT."""
+        names = {cut: f"{raw.name}#{cut}" if cut else raw.name for cut in cuts}
+        stored = {cut: self._store.get(name) if self._store else None for cut, name in names.items()}
+        packed = {cut: weight for cut, weight in stored.items() if weight is not None}
+        missing = [cut for cut in cuts if cut not in packed]
+        if missing:
+            with self._reading(raw):
+                made = {cut: pack(cuts[cut](raw)) for cut in missing}
+            packed |= {cut: self._keep(names[cut], weight) for cut, weight in made.items()}
+        self._consumed(raw)
+        return packed
+
+    def _keep(self, name: str, packed: ops.PackedWeight) -> ops.PackedWeight:
+        return self._store.put(name, packed) if self._store else packed
+
+    @contextmanager
+    def _reading(self, raw: RawTensor) -> Iterator[None]:
+        """Around every read of a tensor's bytes: ModelFileError if the file lost some of them meanwhile."""
+        self._source.check(raw.name)
+        watched = ops.watch(raw.data)
+        try:
+            yield
+        finally:
+            if watched.lost:  # whatever else went wrong: it was computed from what is not there
+                raise ModelFileError(
+                    f"{raw.file}: input/output error: the file became shorter or unreadable while tensor "
+                    f"{raw.name} was read; wait until it is complete and load it again"
+                )
 
     def _consumed(self, raw: RawTensor) -> None:
         self._source.release(raw.name)

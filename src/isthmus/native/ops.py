@@ -9,6 +9,7 @@ or files.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -18,10 +19,14 @@ import numpy.typing as npt
 
 from isthmus.native import _native
 from isthmus.native._native import (
+    MappedFile,
     PackedWeight,
     ReadProbe,
+    WatchedRange,
+    checksum,
     current_isa,
     isa_names,
+    layout_id,
     num_nodes,
     num_threads,
     set_threads,
@@ -34,10 +39,16 @@ __all__ = [
     "Experts",
     "HeadLinear",
     "Linear",
+    "MappedFile",
     "PackedWeight",
     "ReadProbe",
+    "WatchedRange",
+    "checksum",
+    "checksum_of",
     "current_isa",
     "isa_names",
+    "layout_id",
+    "memory",
     "multiply_gops",
     "num_nodes",
     "num_threads",
@@ -46,6 +57,7 @@ __all__ = [
     "set_threads",
     "this_machine",
     "use_isa",
+    "watch",
 ]
 
 Source: TypeAlias = memoryview | bytes | bytearray | npt.NDArray[np.uint8]
@@ -78,6 +90,27 @@ def pack(
         view = np.frombuffer(data, dtype=np.uint8)  # keeps `data` alive over the call
         address, nbytes = view.ctypes.data, view.nbytes
     return _native.pack(address, nbytes, format_id, experts, rows, columns)
+
+
+def memory(packed: PackedWeight) -> memoryview:
+    """All tiles, read-only uint8 [packed.nbytes], valid while `packed` lives; a copy if several nodes have
+    them."""
+    if packed.address == 0:
+        return memoryview(packed.tiles())
+    return memoryview((ctypes.c_uint8 * packed.nbytes).from_address(packed.address)).cast("B").toreadonly()
+
+
+def checksum_of(data: memoryview) -> int:
+    """64 bits of any bytes, at memory speed."""
+    view = np.frombuffer(data, dtype=np.uint8)
+    return checksum(view.ctypes.data, view.nbytes)
+
+
+def watch(data: Source) -> WatchedRange:
+    """Watches memory mapped from a file while the result lives: if the file shrinks, the lost part reads as
+    zeros and `lost` becomes true, where the process would have ended with SIGBUS."""
+    view = np.frombuffer(data, dtype=np.uint8)
+    return WatchedRange(view.ctypes.data, view.nbytes)
 
 
 class Linear:

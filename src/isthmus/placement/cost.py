@@ -22,6 +22,11 @@ def weight_bytes(source: WeightSource, *, exact_batching: bool = False) -> int:
     return sum(_loaded(tensor, source, exact_batching) for tensor in source.tensors.values())
 
 
+def vector_bytes(source: WeightSource) -> int:
+    """Of these, the norms and biases: copied into memory also where a cache holds the matrices."""
+    return sum(4 * prod(tensor.shape) for tensor in source.tensors.values() if len(tensor.shape) == 1)
+
+
 def decode_weight_bytes(source: WeightSource) -> int:
     """Weight bytes read for one decoded token: of the experts the chosen ones, of an embedding one row."""
     return round(sum(_decoded(tensor, source) for tensor in source.tensors.values()))

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, RunOptions
 from isthmus.errors import NotEnoughMemoryError, UsageError
-from isthmus.placement.cost import decode_weight_bytes, key, kv_token_bytes, weight_bytes
+from isthmus.placement.cost import (
+    decode_weight_bytes,
+    key,
+    kv_token_bytes,
+    vector_bytes,
+    weight_bytes,
+)
 from isthmus.placement.machine import Machine
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ class Plan:
     context_tokens: int  # of one request
     threads: int
     weight_bytes: int
+    mapped_bytes: int  # of these, pages of a packed cache, which the kernel takes back when it needs them
     decode_weight_bytes: int  # of these, read for one decoded token
     kv_token_bytes: int
     num_blocks: int  # of the paged cache, BLOCK_TOKENS each
@@ -42,11 +49,11 @@ class Plan:
 
     @property
     def need_bytes(self) -> int:
-        return self.weight_bytes + self.kv_bytes + self.scratch_bytes
+        return self.weight_bytes - self.mapped_bytes + self.kv_bytes + self.scratch_bytes
 
 
-def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
-    """The plan for one model.
+def plan(machine: Machine, source: WeightSource, options: RunOptions, *, mapped: bool = False) -> Plan:
+    """The plan for one model; `mapped`: its matrices are read in place from a packed cache.
 
     Raises NotEnoughMemoryError; UsageError for a context beyond the model's; MalformedFileError for metadata
     that cannot be planned with.
@@ -58,17 +65,19 @@ def plan(machine: Machine, source: WeightSource, options: RunOptions) -> Plan:
             f"a context of {options.context_tokens} tokens is asked for; this model's limit is {trained}"
         )
     weights = weight_bytes(source, exact_batching=options.exact_batching)
+    in_pages = weights - vector_bytes(source) if mapped else 0
     token_bytes = kv_token_bytes(metadata, options.kv_dtype)
     scratch = PROCESS_BYTES + _step_bytes(metadata, options.chunk_tokens)
     wanted = options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS)
     # in blocks
-    room = (machine.available_bytes - weights - scratch) // max(1, BLOCK_TOKENS * token_bytes)
+    room = (machine.available_bytes - (weights - in_pages) - scratch) // max(1, BLOCK_TOKENS * token_bytes)
     if options.context_tokens is None and 0 < room * BLOCK_TOKENS < wanted:
         wanted = room * BLOCK_TOKENS  # a shorter context is better than none; the command line prints it
     made = Plan(
         context_tokens=wanted,
         threads=options.threads or machine.cores,
         weight_bytes=weights,
+        mapped_bytes=in_pages,
         decode_weight_bytes=decode_weight_bytes(source),
         kv_token_bytes=token_bytes,
         num_blocks=-(-wanted // BLOCK_TOKENS),
@@ -102,9 +111,10 @@ def _step_bytes(metadata: Metadata, rows: int) -> int:
 
 def _refusal(made: Plan) -> NotEnoughMemoryError:
     need, have = made.need_bytes / GIB, made.available_bytes / GIB
-    weights, cache, working = (n / GIB for n in (made.weight_bytes, made.kv_bytes, made.scratch_bytes))
-    remedy = "a smaller model or quantisation"
-    if made.weight_bytes + made.scratch_bytes < made.available_bytes:
+    own = made.weight_bytes - made.mapped_bytes
+    weights, cache, working = (n / GIB for n in (own, made.kv_bytes, made.scratch_bytes))
+    remedy = "a smaller model or quantisation, or `isthmus pack` to run it from disk as far as memory goes"
+    if own + made.scratch_bytes < made.available_bytes:
         remedy = "a shorter context (--ctx)"
     return NotEnoughMemoryError(
         f"not enough memory: the model needs {need:.1f} GiB (weights {weights:.1f}, cache for "

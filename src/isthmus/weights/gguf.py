@@ -3,8 +3,8 @@
 Data is mapped read-only and shared: a tensor costs no memory until it is read. A mapped file that becomes
 shorter would kill the process with SIGBUS on the next read. So `check`, and every fetch of a tensor, compare
 the file's size and time of change with those at opening: a file cut or written over since is an error that
-names it. What remains is a file cut between that check and the end of the tensor's packing; weights are
-copied once, at loading.
+names it. A file cut between that check and the end of the tensor's packing is found by the loader, which
+watches the memory it reads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from isthmus.errors import MalformedFileError, ModelFileError
 from isthmus.weights.gguf_header import GgufHeader, TensorInfo, ValueType, read_header
 from isthmus.weights.gguf_layout import check_layout, check_written
 from isthmus.weights.gguf_shards import check_set, shard_paths
+from isthmus.weights.identity import FileIdentity, identify
 from isthmus.weights.metadata import Metadata
 from isthmus.weights.source import RawTensor
 
@@ -48,6 +49,9 @@ class GgufSource:
         self.tensors: Mapping[str, RawTensor] = self._tensors
         total = sum(file.header.size for file in self._files)
         self._evict = total > _EVICT_ABOVE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def identity(self) -> list[FileIdentity]:
+        return identify([(file.header.path, file.header.data_start) for file in self._files])
 
     def check(self, name: str) -> None:
         self._tensors.places[name][0].check()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from isthmus.formats.spec import FormatSpec
+from isthmus.weights.identity import FileIdentity
 from isthmus.weights.metadata import Metadata
 
 
@@ -49,11 +50,15 @@ class WeightSource(Protocol):
     def tensors(self) -> Mapping[str, RawTensor]:
         """In file order. Fetching one checks its file as `check` does."""
 
+    def identity(self) -> list[FileIdentity]:
+        """What tells this model from another one, or from itself before a change."""
+
     def check(self, name: str) -> None:
         """MalformedFileError if the tensor's file changed since it was opened; call it just before reading
         data.
 
-        A mapped file that became shorter ends the process (SIGBUS) when its missing part is read.
+        A mapped file that becomes shorter after that raises SIGBUS when its missing part is read: watch what
+        is read (`native.watch`).
         """
 
     def release(self, name: str) -> None:

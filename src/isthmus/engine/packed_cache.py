@@ -1,0 +1,118 @@
+"""Where packed caches are, and when one is made: for the engine, and for `isthmus pack`.
+
+A model's cache lives in the cache folder under its name and a hash of its path. Once made it is used by every
+later start, and made again when the model's file has changed or the cache is damaged; RunOptions.packed_cache
+says whether a first one is made (True), or none is looked at (False).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from isthmus.config import RunOptions, cache_dir
+from isthmus.errors import ModelFileError
+from isthmus.models.base import load_model
+from isthmus.modules.cache import CacheWriter, PackedCache, forget_stamp, stamp_verified
+from isthmus.weights.atomic import atomic_file, locked
+from isthmus.weights.source import WeightSource
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+SUFFIX = ".packed"
+# In the cache but not in the file: the index, padding to pages, rows filled up to 16, the router as fp32 and
+# MLA's transposed copy in BF16 (design 4.7), of which the last can take 4 times the tensor's bytes.
+_SLACK_BYTES = 64 << 20
+
+
+def cache_path(model: Path) -> Path:
+    """Where the cache of a model is, by its first file."""
+    real = model.resolve()
+    key = hashlib.blake2b(str(real).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+    return cache_dir() / "packed" / f"{real.name.removesuffix('.gguf')}-{key}{SUFFIX}"
+
+
+def open_cache(
+    source: WeightSource, options: RunOptions, progress: Progress | None = None
+) -> PackedCache | None:
+    """The model's cache, made or made again where the options say so; None: load without one.
+
+    Raises ModelFileError if a cache was asked for and cannot be made.
+    """
+    path = cache_path(source.path)
+    if options.packed_cache is False or (options.packed_cache is None and not path.exists()):
+        return None
+    if path.exists():
+        try:
+            return PackedCache(path, source.identity(), _counted(progress, path.stat().st_size))
+        except ModelFileError as error:
+            log.warning("%s; it is made again", error)
+    try:
+        make_cache(source, progress)
+        return PackedCache(path, source.identity())
+    except ModelFileError as error:
+        if options.packed_cache:
+            raise
+        log.warning("%s; loading without it", error)
+        return None
+
+
+def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
+    """Packs every matrix of the model into its cache, which replaces an older one; needs no room in memory.
+
+    Raises ModelFileError: the model's own faults, a disk that is full, a folder that cannot be written.
+    """
+    path = cache_path(source.path)
+    total = sum(tensor.nbytes for tensor in source.tensors.values())
+    identity = source.identity()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(path.name + ".lock")):
+            _check_room(path, total)
+            with atomic_file(path) as (out, _):
+                writer = CacheWriter(out, 4 * total + _SLACK_BYTES + (len(source.tensors) << 17))
+                load_model(source, RunOptions(), _counted(progress, total), writer)
+                writer.finish(identity)
+            stamp_verified(path)
+    except OSError as error:
+        raise ModelFileError(
+            f"cannot write the packed cache to {path}: {error.strerror or error}; it takes "
+            f"{total >> 20} MiB: make room, or set ISTHMUS_CACHE to a folder that can take it"
+        ) from error
+    return path
+
+
+def verify_cache(source: WeightSource, progress: Progress | None = None) -> None:
+    """Holds every byte of the model's cache against its checksum, whatever a stamp says."""
+    path = cache_path(source.path)
+    forget_stamp(path)
+    PackedCache(path, source.identity(), _counted(progress, path.stat().st_size if path.exists() else 0))
+
+
+def _check_room(path: Path, need_bytes: int) -> None:
+    """Before an hour of packing: an older cache stays until the new one is whole."""
+    free = shutil.disk_usage(path.parent).free
+    if free < need_bytes:
+        raise ModelFileError(
+            f"the packed cache needs {need_bytes >> 20} MiB in {path.parent}, which has {free >> 20} MiB "
+            "free; make room, or set ISTHMUS_CACHE to another folder"
+        )
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+    """Each call brings the bytes of one more tensor; the caller wants how far it is."""
+    if progress is None:
+        return None
+    done = 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return add
