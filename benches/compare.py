@@ -115,8 +115,8 @@ class KtKernel:
 
     def _answer(self) -> str:
         for line in self._process.stdout or ():
-            if line.startswith("="):
-                return line[1:].strip()
+            if line.startswith("answer "):
+                return line.removeprefix("answer ").strip()
         raise RuntimeError(f"kt_experts.py ended early, exit code {self._process.wait()}")
 
 

@@ -4,7 +4,7 @@
 
 Prints "ready" when the weights stand in memory; then, for each line of standard input (seconds), runs the
 operator about that long and prints the seconds of one call. kt-kernel prints lines of its own, so the answers
-begin with "=".
+begin with "answer ".
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def main() -> None:
     threads, *shape = map(int, sys.argv[1:])
     operator = Operator(pool(threads), *shape)
     operator()
-    print("=ready", flush=True)
+    print("answer ready", flush=True)
     for line in sys.stdin:
         count, started, elapsed = 0, time.perf_counter(), 0.0
         while elapsed < float(line):
             operator()
             count += 1
             elapsed = time.perf_counter() - started
-        print(f"={elapsed / count}", flush=True)
+        print(f"answer {elapsed / count}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from isthmus.formats.spec import FORMATS
 from isthmus.resolve import resolve_model
 
 # Measured: 0.6 to 0.7 % with x in int8 per 64 columns, 0.7 to 0.9 % with requantised weights too, 0.02 % in
-# bf16; x per 256 columns would double it. A random model's is lower (tests/models/test_quantised.py): it has no
-# outlier channels.
+# bf16; x per 256 columns would double it. A random model's is lower (tests/models/test_quantised.py): it has
+# no outlier channels.
 KL_BOUND = 0.015
 ROUNDED = [spec.name for spec in FORMATS.values() if spec.block_columns == 32 and spec.runnable]
 
