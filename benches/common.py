@@ -47,8 +47,12 @@ def read_limit() -> Limit:
     return Limit("read", "gb_s", probe.run)
 
 
-def multiply_limit(policy: str = "int8") -> Limit:
-    """Multiply-adds of the current instruction set, operands in the first cache."""
+def multiply_limit(name: str = "q4_k") -> Limit:
+    """Multiply-adds as the current instruction set's GEMM does them for a format, operands in L1.
+
+    A matrix unit multiplies all formats as bf16.
+    """
+    policy = "bf16" if native.current_isa() == "amx" or name in ("bf16", "f16", "f32") else "int8"
     return Limit("multiply", "tflops", lambda seconds: native.multiply_gops(policy, seconds) / 1e3)
 
 
@@ -86,11 +90,6 @@ def packed(name: str, rows: int, columns: int, experts: int = 1) -> native.Packe
     pool = BLOCKS[name](min(count, POOL_BLOCKS), columns**-0.5)
     data = np.resize(pool, (count, pool.shape[1]))
     return native.pack(np.ascontiguousarray(data).reshape(-1), spec.ggml_id, experts, rows, columns)
-
-
-def policy_of(name: str) -> str:
-    """How the GEMM multiplies by a format, as `multiply_limit` names it."""
-    return "bf16" if name in ("bf16", "f16", "f32") else "int8"
 
 
 def timed(work: Work, seconds: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from common import beside, multiply_limit, packed, policy_of, read_limit, report
+from common import beside, multiply_limit, packed, read_limit, report
 from isthmus import native
 
 ROUTINGS = 16  # in turn, so that a token's experts are not in the cache from the call before
@@ -84,7 +84,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "q4_k"
     for case in CASES:
         operator = Operator(name, case)
-        limits = [read_limit()] + [multiply_limit(policy_of(name))] * (case.tokens > 1)
+        limits = [read_limit()] + [multiply_limit(name)] * (case.tokens > 1)
         report(
             bench="experts",
             format=name,

@@ -1,5 +1,5 @@
-// The limits of the matrix unit (limits.h): 2 x 2 tiles of sums, as both AMX GEMMs take them, 4 tile loads to
-// 4 products.
+// The limits of the matrix unit (limits.h): 2 x 2 tiles of sums, as the GEMM takes them, 4 tile loads to 4
+// products.
 #pragma once
 
 #include "core/kernels.h"
