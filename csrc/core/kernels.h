@@ -19,6 +19,12 @@ struct MatrixView {
   int64_t columns;      // K
 };
 
+// Sums of 64 codes of x, in the forms that the products read without converting them.
+struct CodeSums {
+  float of_16[4], of_32[2];  // exact: below 2^24
+  int16_t pairs[4];          // per 16 columns once more; two side by side are one 32-bit lane
+};
+
 // M rows of x, prepared for the products in one or more of three forms; a kernel reads one of them (Reads),
 // the others may be null. Blocks of 64 columns; the last may be 32 and is zero-filled. `pitch` >= rows is the
 // number of row places stored per block.
@@ -28,7 +34,7 @@ struct ActivationView {
   int64_t columns;         // K
   const int8_t* codes;     // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
   const float* scales;     // [ceil(K/64)][pitch]       one per row and block of 64
-  const int32_t* sums;     // [ceil(K/64)][pitch][4]    sums of codes per 16 columns
+  const CodeSums* sums;    // [ceil(K/64)][pitch]       of the same 64 codes
   const uint16_t* halves;  // [ceil(rows/16)][ceil(K/32)][16][32]   bf16, zero past column K; rows past `rows`
                            // exist and hold anything: they reach no result
   const float* values;     // [rows][stride]            x itself
@@ -48,7 +54,7 @@ struct MatmulKernels {
   Reads int8_gemm;
   // Quantises one row of x: places row `row` of a view with the given pitch. codes/scales/sums as above.
   void (*quantize_row)(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
-                       int32_t* sums);
+                       CodeSums* sums);
   // Rounds one row of x into `halves`, its place `row`.
   void (*round_row)(const float* x, int64_t columns, int row, uint16_t* halves);
   // y[m * y_stride + (n - 16 * strip_begin)] = sum_k x[m, k] w[n, k] for strips [strip_begin, strip_end),

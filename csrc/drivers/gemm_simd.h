@@ -22,11 +22,13 @@ void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, 
   for (int64_t step = 0; step < steps; ++step, panel += kGemmStrips) {
     const int64_t place = (first_step + step) * x.pitch + row;
     const int8_t* codes = x.codes + place * 64;
-    const int32_t* sums = x.sums + place * 4;
+    const CodeSums* sums = x.sums + place;
     i32v dots[R][kStrips];
     unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-      const int32_t* p = sums + 4 * r;
-      const i32v start = set1_i32(kSignedPanel<F> ? -128 * (p[0] + p[1] + p[2] + p[3]) : 0);
+      i32v start = set1_i32(0);
+      if constexpr (kSignedPanel<F>) {
+        start = add(pair_product<-128, -128>(sums[r].pairs), pair_product<-128, -128>(sums[r].pairs + 2));
+      }
       for (int s = 0; s < kStrips; ++s) dots[r][s] = start;
     });
 #pragma GCC unroll 2
@@ -39,7 +41,7 @@ void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, 
     }
     unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
       constexpr int r = i / kStrips, s = i % kStrips;
-      acc[r][s] = fold<F>(dots[r][s], panel[s], sums + 4 * r, x.scales[place + r], acc[r][s]);
+      acc[r][s] = fold<F>(dots[r][s], panel[s], sums[r], x.scales[place + r], acc[r][s]);
     });
   }
   unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {

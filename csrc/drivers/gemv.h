@@ -22,18 +22,24 @@ ISTHMUS_INLINE void prefetch_ahead(const uint8_t* p) {
   unroll<(kBytes + 63) / 64>([&](auto i) ISTHMUS_INLINE_LAMBDA { prefetch(p + kPrefetchBytes + 64 * i); });
 }
 
-// Consecutive rows of the prepared x at one step; row r stands at codes + 64 r, sums + 4 r, scales + r.
+// Consecutive rows of the prepared x at one step; row r stands at codes + 64 r, sums + r, scales + r.
 struct XStep {
   const int8_t* codes;
-  const int32_t* sums;
+  const CodeSums* sums;
   const float* scales;
 
-  // Sum of the codes of kColumns columns from column kFrom of the step.
+  // Sum of the codes of kColumns columns from column kFrom of the step: as fp32, and times -kZero in 32 bits.
   template <int kFrom, int kColumns>
-  ISTHMUS_INLINE int32_t sum(int row) const {
+  ISTHMUS_INLINE f32v sum(int row) const {
     static_assert(kColumns == 16 || kColumns == 32);
-    const int32_t* p = sums + 4 * row + kFrom / 16;
-    return kColumns == 16 ? p[0] : p[0] + p[1];
+    return set1(kColumns == 16 ? sums[row].of_16[kFrom / 16] : sums[row].of_32[kFrom / 32]);
+  }
+  template <int kZero, int kFrom, int kColumns>
+  ISTHMUS_INLINE i32v start(int row) const {
+    if constexpr (kZero == 0) return set1_i32(0);
+    constexpr int kLow = kColumns == 32 || kFrom % 32 == 0 ? -kZero : 0,
+                  kHigh = kColumns == 32 ? -kZero : -kZero - kLow;
+    return pair_product<kLow, kHigh>(sums[row].pairs + kFrom / 32 * 2);
   }
 };
 
@@ -43,7 +49,7 @@ ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
     constexpr int kFrom = 32 * kHalf + kColumns * j;
     i32v dots[R];
-    ISTHMUS_ROWS(R) dots[r] = set1_i32(F::zero == 0 ? 0 : -F::zero * x.sum<kFrom, kColumns>(r));
+    ISTHMUS_ROWS(R) dots[r] = x.template start<F::zero, kFrom, kColumns>(r);
     unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
       const CodePair u = step.template code_pair<kHalf, kColumns / 8 * j + p>();
       const int8_t* codes = x.codes + kFrom + 8 * p;
@@ -54,7 +60,7 @@ ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
     ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[r]), t[r]);
     if constexpr (F::has_addend) {
       const f32v addend = step.template addend<kHalf, j>();
-      ISTHMUS_ROWS(R) t[r] = fma(addend, set1(static_cast<float>(x.sum<kFrom, kColumns>(r))), t[r]);
+      ISTHMUS_ROWS(R) t[r] = fma(addend, x.template sum<kFrom, kColumns>(r), t[r]);
     }
   });
 }
@@ -64,7 +70,7 @@ void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y
                 int lanes) {
   f32v acc[R];
   ISTHMUS_ROWS(R) acc[r] = zero();
-  XStep at = {x.codes + int64_t{64} * row, x.sums + int64_t{4} * row, x.scales + row};
+  XStep at = {x.codes + int64_t{64} * row, x.sums + row, x.scales + row};
   for_each_step<F>(strip, x.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
     prefetch_ahead<kStepBytes<F>>(step.share);
     f32v t[R];
@@ -72,7 +78,7 @@ void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y
     unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA { add_half_step<F, R, half>(step, at, t); });
     ISTHMUS_ROWS(R) acc[r] = fma(set1(at.scales[r]), t[r], acc[r]);
     at.codes += int64_t{64} * x.pitch;
-    at.sums += int64_t{4} * x.pitch;
+    at.sums += x.pitch;
     at.scales += x.pitch;
   });
   ISTHMUS_ROWS(R) store_part(y + r * y_stride, acc[r], lanes);

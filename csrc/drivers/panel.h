@@ -135,13 +135,12 @@ void fill_panel(const uint8_t* tiles, int64_t columns, PanelStep* steps) {
 
 // One row of x and one strip: acc + dx * (S * idot + the addends times the sums of x).
 template <class F>
-ISTHMUS_INLINE f32v fold(i32v idot, const PanelStep& w, const int32_t* sums, float scale, f32v acc) {
+ISTHMUS_INLINE f32v fold(i32v idot, const PanelStep& w, const CodeSums& sums, float scale, f32v acc) {
   f32v t = mul(load(w.scale), to_f32(idot));
   if constexpr (F::has_addend) {
     constexpr int kPer = F::scale_columns / 16;
     unroll<4 / kPer>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-      const int32_t sum = kPer == 1 ? sums[j] : sums[2 * j] + sums[2 * j + kPer - 1];
-      t = fma(load(w.addends[j]), set1(static_cast<float>(sum)), t);
+      t = fma(load(w.addends[j]), set1(kPer == 1 ? sums.of_16[j] : sums.of_32[j % 2]), t);
     });
   }
   return fma(set1(scale), t, acc);

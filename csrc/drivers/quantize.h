@@ -7,7 +7,7 @@ namespace isthmus::ISTHMUS_ISA {
 
 // Per 64 columns: scale = amax / 127, code = round(x * (127 / amax)) to nearest even. Where amax is below
 // 2^-100 (zero, or so small that 127 / amax is not finite) scale and codes are 0.
-inline void quantize_block(const float* x, int count, int8_t* codes, float* scale, int32_t* sums) {
+inline void quantize_block(const float* x, int count, int8_t* codes, float* scale, CodeSums* sums) {
   f32v values[4];
   f32v top = zero();
   for (int i = 0; i < 4; ++i) {
@@ -22,16 +22,19 @@ inline void quantize_block(const float* x, int count, int8_t* codes, float* scal
   for (int i = 0; i < 4; ++i) {
     const i32v code = round_to_i32(mul(values[i], inverse));
     store_s8(codes + 16 * i, code);
-    sums[i] = static_cast<int32_t>(reduce_add(to_f32(code)));  // below 2^24: exact
+    sums->of_16[i] = reduce_add(to_f32(code));
+    sums->pairs[i] = static_cast<int16_t>(sums->of_16[i]);
   }
+  sums->of_32[0] = sums->of_16[0] + sums->of_16[1];
+  sums->of_32[1] = sums->of_16[2] + sums->of_16[3];
 }
 
 inline void quantize_row(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
-                         int32_t* sums) {
+                         CodeSums* sums) {
   int64_t place = row;
   for (int64_t k = 0; k < columns; k += 64, place += pitch) {
     const int count = columns - k < 64 ? static_cast<int>(columns - k) : 64;
-    quantize_block(x + k, count, codes + 64 * place, scales + place, sums + 4 * place);
+    quantize_block(x + k, count, codes + 64 * place, scales + place, sums + place);
   }
 }
 

@@ -14,17 +14,17 @@ constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / un
 struct Block {
   int8_t* codes;
   float* scales;
-  int32_t* sums;
+  CodeSums* sums;
 
   Block(const ActivationView& x, int64_t block)
       : codes(const_cast<int8_t*>(x.codes) + block * x.pitch * kStepColumns),
         scales(const_cast<float*>(x.scales) + block * x.pitch),
-        sums(const_cast<int32_t*>(x.sums) + block * x.pitch * 4) {}
+        sums(const_cast<CodeSums*>(x.sums) + block * x.pitch) {}
 
   void copy(int to, const Block& from, int row) const {
     std::memcpy(codes + to * kStepColumns, from.codes + row * kStepColumns, kStepColumns);
     scales[to] = from.scales[row];
-    std::memcpy(sums + to * 4, from.sums + row * 4, 4 * sizeof(int32_t));
+    sums[to] = from.sums[row];
   }
 };
 
@@ -65,7 +65,7 @@ ActivationView slice_rows(const ActivationView& x, int64_t begin, int rows) {
   if (x.codes != nullptr) {
     slice.codes += begin * kStepColumns;
     slice.scales += begin;
-    slice.sums += begin * 4;
+    slice.sums += begin;
   }
   if (x.halves != nullptr) slice.halves = halves_at(x, begin, 0);
   if (x.values != nullptr) slice.values += begin * x.stride;

@@ -144,6 +144,15 @@ ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
   return {dot_half<kMaxCode>(acc.lo, u.lo, x4), dot_half<kMaxCode>(acc.hi, u.hi, x4)};
 }
 
+template <int kLow, int kHigh>
+ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
+  int32_t both;
+  __builtin_memcpy(&both, pair, 4);
+  const __m256i product =
+      _mm256_madd_epi16(_mm256_set1_epi32(both), _mm256_set1_epi32((kLow & 0xffff) | kHigh * 0x10000));
+  return {product, product};
+}
+
 ISTHMUS_INLINE __m256i requantise_half(__m256i q, __m256i factor) {
   const __m256i f = _mm256_blend_epi16(factor, _mm256_slli_epi32(factor, 16), 0xaa);
   const __m256i even = _mm256_mulhrs_epi16(_mm256_slli_epi16(q, 8), f);

@@ -141,6 +141,12 @@ ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
   return acc;
 }
 
+// kLow pair[0] + kHigh pair[1] in every lane.
+template <int kLow, int kHigh>
+ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
+  return set1_i32(kLow * pair[0] + kHigh * pair[1]);
+}
+
 // Each signed byte q of a lane becomes the low byte of round(q * factor / 128), ties upwards; factor is the
 // lane's, |factor| < 2^15. That is the rounding high product of 16-bit halves (PMULHRSW) of q << 8.
 static __attribute__((noinline, unused)) u8v requantise(const u8v& q, const i32v& factor) {
