@@ -180,7 +180,7 @@ void bind_machine(nb::module_& m) {
   m.def("pool_may_spin",
         [](const Topology& machine, int threads) { return lay_out(machine, threads, 0).may_spin; });
   nb::class_<ReadProbe>(m, "ReadProbe")
-      .def(nb::init<int64_t>(), Released())
+      .def(nb::init<int64_t, int64_t>(), nb::arg("nbytes"), nb::arg("job_bytes") = 0, Released())
       .def("run", &ReadProbe::run, Released());
 
   m.def("multiply_gops", multiply_gops, Released());

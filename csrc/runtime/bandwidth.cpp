@@ -1,5 +1,6 @@
 #include "runtime/bandwidth.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include <string>
 
 #include "runtime/thread_pool.h"
+#include "runtime/tuning.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,6 +18,8 @@ namespace isthmus {
 namespace {
 
 constexpr int64_t kChunk = int64_t{1} << 20;
+// A job below this is cut as finely as products are.
+constexpr int64_t kSmallJob = int64_t{64} << 20;
 // Distance of the software prefetch, as in the GEMV driver: far enough to hide memory, near enough to stay in
 // L1/L2.
 constexpr int64_t kAhead = 4096;
@@ -84,10 +88,21 @@ int64_t checked(int64_t bytes) {
 
 }  // namespace
 
-ReadProbe::ReadProbe(int64_t bytes) : region_(checked(bytes)) {
-  parallel(region_.bytes() / kChunk, 1, [&](int64_t begin, int64_t end, int) {
-    std::memset(region_.data() + begin * kChunk, 1, (end - begin) * kChunk);
-  });
+ReadProbe::ReadProbe(int64_t bytes, int64_t job_bytes)
+    : region_(checked(bytes)),
+      job_bytes_(job_bytes == 0 ? region_.bytes() : checked(job_bytes) / kChunk * kChunk),
+      chunk_(job_bytes_ < kSmallJob ? tuning::kItemBytes : kChunk) {
+  each_chunk([](uint8_t* start, int64_t chunk) { std::memset(start, 1, chunk); });
+}
+
+template <class F>
+void ReadProbe::each_chunk(F&& fn) const {
+  for (int64_t at = 0; at < region_.bytes(); at += job_bytes_) {
+    const int64_t bytes = std::min(job_bytes_, region_.bytes() - at);  // a multiple of kChunk
+    parallel(bytes / chunk_, 1, [&](int64_t begin, int64_t end, int) {
+      fn(region_.data() + at + begin * chunk_, (end - begin) * chunk_);
+    });
+  }
 }
 
 double ReadProbe::run(double seconds) const {
@@ -97,8 +112,8 @@ double ReadProbe::run(double seconds) const {
   double passed = 0;
   int64_t read = 0;
   do {
-    parallel(region_.bytes() / kChunk, 1, [&](int64_t begin, int64_t end, int) {
-      sink.fetch_add(sum(region_.data() + begin * kChunk, (end - begin) * kChunk), std::memory_order_relaxed);
+    each_chunk([&](const uint8_t* data, int64_t bytes) {
+      sink.fetch_add(sum(data, bytes), std::memory_order_relaxed);
     });
     read += region_.bytes();
     passed = std::chrono::duration<double>(Clock::now() - start).count();

@@ -11,16 +11,23 @@ namespace isthmus {
 // can alternate with the work that is measured.
 class ReadProbe {
  public:
-  // bytes: much larger than the last-level cache (1 GiB or more for a result that means something). Throws
-  // std::invalid_argument below 1 MiB, OutOfMemory.
-  explicit ReadProbe(int64_t bytes);
+  // bytes: much larger than the last-level cache (1 GiB or more for a result that means something).
+  // job_bytes: read in jobs of this size, with all threads waiting for each other in between; 0: in one job.
+  // Throws std::invalid_argument below 1 MiB of either, OutOfMemory.
+  explicit ReadProbe(int64_t bytes, int64_t job_bytes = 0);
 
   // Reads the buffer from end to end with all threads until `seconds` have passed, at least once; bytes per
   // nanosecond (GB/s).
   double run(double seconds) const;
 
  private:
+  // Calls fn(start, bytes) for every chunk, job by job: each worker gets the same chunks every time, so that
+  // those it has written lie on its node.
+  template <class F>
+  void each_chunk(F&& fn) const;
+
   Region region_;
+  int64_t job_bytes_, chunk_;
 };
 
 }  // namespace isthmus

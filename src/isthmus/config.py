@@ -6,6 +6,7 @@ in silence. No torch here: the command line and the HTTP process import this.
 
     ISTHMUS_ISA      instruction set of the CPU kernels (scalar, avx2, avx2vnni, avx512, amx)
     ISTHMUS_THREADS  worker threads of the CPU kernels
+    ISTHMUS_FAKE_NUMA  pretended NUMA nodes, for testing: the code of many nodes on a machine of one
     ISTHMUS_CACHE    folder for files that Isthmus makes itself (the demo model, packed caches)
 """
 
@@ -35,6 +36,7 @@ ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 KV_DTYPES = ("bf16", "f32")
 
 MAX_THREADS = 1024
+MAX_NODES = 64
 MAX_CONTEXT_TOKENS = 1 << 24
 
 
@@ -44,6 +46,7 @@ class RunOptions:
 
     context_tokens: int | None = None  # prompt + answer of one request; None: min(model's, 8192, what fits)
     threads: int | None = None  # None: one per physical core this process may use
+    fake_numa: int | None = None  # pretended NUMA nodes; None: the machine's, after a measurement
     isa: str | None = None  # None: the best the CPU has
     exact_batching: bool = False  # one driver for every row count: batched = alone, bit for bit
     kv_dtype: Literal["bf16", "f32"] = "bf16"
@@ -55,6 +58,8 @@ class RunOptions:
             check_int("context_tokens", self.context_tokens, 2, MAX_CONTEXT_TOKENS)
         if self.threads is not None:
             check_int("threads", self.threads, 1, MAX_THREADS)
+        if self.fake_numa is not None:
+            check_int("fake_numa", self.fake_numa, 1, MAX_NODES)
         check_int("chunk_tokens", self.chunk_tokens, 1, 1 << 16)
         if self.isa is not None:
             check_choice("isa", self.isa, ISA_NAMES)
@@ -74,12 +79,17 @@ class RunOptions:
         return cls(**options)
 
     def with_environment(self, environ: Mapping[str, str] | None = None) -> RunOptions:
-        """The same, with what was left open taken from ISTHMUS_ISA and ISTHMUS_THREADS where they are set."""
+        """The same, with what was left open taken from the environment where that says something."""
         environ = os.environ if environ is None else environ
         return replace(
             self,
             isa=self.isa if self.isa is not None else _isa(environ),
-            threads=self.threads if self.threads is not None else _threads(environ),
+            threads=self.threads
+            if self.threads is not None
+            else _count(environ, "ISTHMUS_THREADS", MAX_THREADS),
+            fake_numa=self.fake_numa
+            if self.fake_numa is not None
+            else _count(environ, "ISTHMUS_FAKE_NUMA", MAX_NODES),
         )
 
 
@@ -118,11 +128,12 @@ def _isa(environ: Mapping[str, str]) -> str | None:
     return value or None
 
 
-def _threads(environ: Mapping[str, str]) -> int | None:
-    value = environ.get("ISTHMUS_THREADS", "")
+def _count(environ: Mapping[str, str], name: str, most: int) -> int | None:
+    """A number from 1 to `most`; None where the variable is not set, or empty."""
+    value = environ.get(name, "")
     if not value:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 6):
-        raise UsageError(f"ISTHMUS_THREADS must be a whole number from 1 to {MAX_THREADS}, got {value!r}")
-    check_int("ISTHMUS_THREADS", int(value), 1, MAX_THREADS)
+        raise UsageError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
+    check_int(name, int(value), 1, most)
     return int(value)

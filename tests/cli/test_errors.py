@@ -31,6 +31,9 @@ def error_line(done) -> str:  # type: ignore[no-untyped-def]
         (["run", "MODEL", "hi", "--seed", "-3"], "seed must be a whole number from 0"),
         (["run", "MODEL", "hi", "--ctx", "1"], "context_tokens must be a whole number from 2"),
         (["run", "MODEL", "hi", "--threads", "0"], "threads must be a whole number from 1 to 1024, got 0"),
+        (["run", "MODEL", "hi", "--threads", "-1"], "threads must be a whole number from 1 to 1024, got -1"),
+        (["run", "MODEL", "hi", "--threads", "100000"], "threads must be a whole number from 1 to 1024"),
+        (["run", "MODEL", "hi", "--threads", "two"], "--threads"),
         (["run", "MODEL", "hi", "--isa", "neon"], "isa must be one of scalar, avx2, avx2vnni, avx512, amx"),
         (["run", "MODEL", "hi", "--kv-dtype", "fp8"], "kv_dtype must be one of bf16, f32, got 'fp8'"),
         (["run", "MODEL", "hi", "--temperature", "warm"], "--temperature"),
@@ -52,9 +55,12 @@ def test_a_mistake_in_a_command_is_exit_code_2(alphabet_model: Path, arguments: 
     assert done.returncode == 2
 
 
-def test_a_malformed_environment_variable_is_a_usage_error(alphabet_model: Path) -> None:
-    done = isthmus("run", alphabet_model, "hi", ISTHMUS_THREADS="many")
-    assert "ISTHMUS_THREADS must be a whole number from 1 to 1024, got 'many'" in error_line(done)
+@pytest.mark.parametrize(("name", "most"), [("ISTHMUS_THREADS", 1024), ("ISTHMUS_FAKE_NUMA", 64)])
+def test_a_malformed_environment_variable_is_a_usage_error(
+    alphabet_model: Path, name: str, most: int
+) -> None:
+    done = isthmus("run", alphabet_model, "hi", **{name: "many"})
+    assert f"{name} must be a whole number from 1 to {most}, got 'many'" in error_line(done)
     assert done.returncode == 2
 
 

@@ -57,6 +57,15 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return Here(monkeypatch, capsys)
 
 
+def test_more_threads_than_cpus_on_pretended_nodes(
+    alphabet_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISTHMUS_FAKE_NUMA", "2")
+    out, err = here("run", alphabet_model, "hello", "--temperature", "0", "--threads", "64")
+    assert out == "xyz\n"
+    assert "64 threads on 2 NUMA nodes" in err
+
+
 def test_raw_continues_the_text(alphabet_model: Path, here: Here) -> None:
     assert here("run", alphabet_model, "up to r", "--raw", "--temperature", "0")[0] == "stuvwxyz\n"
 

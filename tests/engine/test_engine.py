@@ -34,6 +34,14 @@ def test_it_answers_and_says_what_it_is(alphabet_model: Path) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize(("threads", "nodes"), [(1, 2), (3, 2), (4, 3), (7, 4), (33, 1), (64, 4)])
+def test_threads_and_nodes_do_not_change_an_answer(alphabet_model: Path, threads: int, nodes: int) -> None:
+    engine = Engine(alphabet_model, RunOptions(threads=threads, fake_numa=nodes))
+    assert (engine.info.threads, engine.info.nodes) == (threads, min(threads, nodes))
+    assert engine.info.nodes_reason == ""  # nothing was measured
+    assert answer(engine, "the alphabet from a to m") == "nopq"
+
+
 def test_torch_keeps_one_thread_after_loading(alphabet_model: Path) -> None:
     torch.set_num_threads(2)
     Engine(alphabet_model).close()

@@ -100,9 +100,11 @@ def test_run_options_are_checked(bad: dict[str, Any]) -> None:
 
 
 def test_an_option_wins_over_the_environment() -> None:
-    environ = {"ISTHMUS_ISA": "scalar", "ISTHMUS_THREADS": "3"}
-    assert RunOptions().with_environment(environ) == RunOptions(isa="scalar", threads=3)
-    assert RunOptions(isa="avx2", threads=1).with_environment(environ) == RunOptions(isa="avx2", threads=1)
+    environ = {"ISTHMUS_ISA": "scalar", "ISTHMUS_THREADS": "3", "ISTHMUS_FAKE_NUMA": "2"}
+    assert RunOptions().with_environment(environ) == RunOptions(isa="scalar", threads=3, fake_numa=2)
+    chosen = RunOptions(isa="avx2", threads=1, fake_numa=4)
+    assert chosen.with_environment(environ) == chosen
+    assert RunOptions().with_environment({"ISTHMUS_THREADS": ""}) == RunOptions()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,12 @@ def test_an_option_wins_over_the_environment() -> None:
         {"ISTHMUS_THREADS": "two"},
         {"ISTHMUS_THREADS": "0"},
         {"ISTHMUS_THREADS": "-1"},
+        {"ISTHMUS_THREADS": "100000"},
+        {"ISTHMUS_THREADS": "1" * 5000},
+        {"ISTHMUS_THREADS": "٣"},
+        {"ISTHMUS_FAKE_NUMA": "0"},
+        {"ISTHMUS_FAKE_NUMA": "65"},
+        {"ISTHMUS_FAKE_NUMA": "two"},
     ],
 )
 def test_a_malformed_environment_variable_is_an_error_not_a_default(environ: dict[str, str]) -> None:

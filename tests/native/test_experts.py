@@ -270,7 +270,7 @@ def test_any_number_of_threads_gives_the_same_bits(mixed: tuple[Ffn, Ffn], token
     op = native.Experts(*mixed[0].packed, shared=mixed[1].packed, exact=exact)
     native.set_threads(1)
     expected = call(op, given)
-    for threads in (2, 3, 4, 5, 6, 7, 31):
+    for threads in (2, 3, 4, 5, 6, 7, 31, 64):
         native.set_threads(threads)
         assert torch.equal(call(op, given), expected), f"{threads} threads"
 

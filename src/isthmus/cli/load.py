@@ -18,8 +18,16 @@ def describe(info: ModelInfo) -> str:
     return (
         f"{info.name}: {info.architecture}, {gb:.2f} GB in {info.load_seconds:.1f} s "
         f"({gb / info.load_seconds:.1f} GB/s), context {info.context_tokens} tokens, "
-        f"{info.isa}, {info.threads} thread{'s' if info.threads > 1 else ''}"
+        f"{info.isa}, {info.threads} thread{'s' if info.threads > 1 else ''}{_nodes(info)}"
     )
+
+
+def _nodes(info: ModelInfo) -> str:
+    """Nothing on a machine of one node."""
+    if info.nodes == 1 and not info.nodes_reason:
+        return ""
+    where = f" on {info.nodes} NUMA node{'s' if info.nodes > 1 else ''}"
+    return f"{where} ({info.nodes_reason})" if info.nodes_reason else where
 
 
 def say(text: str) -> None:

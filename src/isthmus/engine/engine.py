@@ -23,6 +23,7 @@ from isthmus.models.base import load_model
 from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
 from isthmus.placement.machine import Machine
+from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
 from isthmus.placement.plan import plan as make_plan
 from isthmus.weights.source import WeightSource, open_weights
 
@@ -53,12 +54,12 @@ class Engine(StepLoop):
             model_class(architecture)  # what cannot be run is said before what does not fit
             machine = Machine.detect()
             _use_isa(options.isa)
-            native.set_threads(options.threads or machine.cores)
+            file_bytes = sum(tensor.nbytes for tensor in source.tensors.values())
+            choice = _use_threads(options, file_bytes)
             cache = open_cache(source, options, progress)
             # On several nodes the cache is copied into the memory of each (design 4.5).
             mapped = cache is not None and native.num_nodes() == 1
             plan = make_plan(machine, source, options, mapped=mapped)
-            file_bytes = sum(tensor.nbytes for tensor in source.tensors.values())
             model = load_model(source, options, _counted(progress, file_bytes) if progress else None, cache)
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
@@ -74,6 +75,8 @@ class Engine(StepLoop):
             weight_bytes=plan.weight_bytes,
             kv_bytes=plan.kv_bytes,
             load_seconds=time.monotonic() - started,
+            nodes=native.num_nodes(),
+            nodes_reason=choice.reason,
         )
         scheduler = Scheduler(plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens)
         runner: Executor = Runner(model, state, BLOCK_TOKENS)
@@ -108,6 +111,18 @@ def _use_isa(name: str | None) -> None:
     except ValueError as error:
         have = ", ".join(native.isa_names())
         raise UsageError(f"instruction set {name!r} was asked for; this CPU runs {have}") from error
+
+
+def _use_threads(options: RunOptions, weight_bytes: int) -> NodeChoice:
+    """Starts the pool's threads where they will stay: weights are packed into memory of their nodes."""
+    machine = native.this_machine()
+    if options.fake_numa is not None:
+        choice = NodeChoice(options.fake_numa, options.threads or machine.default_threads)
+    else:
+        first_node_bytes = native.node_bytes("", machine.nodes[0])
+        choice = choose_nodes(machine, options.threads, weight_bytes, first_node_bytes, read_rate)
+    native.set_threads(choice.threads, choice.nodes)
+    return choice
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:

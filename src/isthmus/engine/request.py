@@ -118,6 +118,8 @@ class ModelInfo:
     weight_bytes: int
     kv_bytes: int  # of the whole cache
     load_seconds: float
+    nodes: int = 1  # NUMA nodes that the weights are split over
+    nodes_reason: str = ""  # what was measured to choose them, if anything
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, low_included: bool = True) -> None:
