@@ -127,7 +127,8 @@ def compare_experts(python: str, kt_threads: list[int]) -> list[Row]:
         operator = Operator("q4_k", case)
         operator()
         decode = case.tokens == 1
-        shape = f"experts, {case.tokens} tokens, H {case.hidden} F {case.ffn} E {case.experts} k {case.k}"
+        tokens = f"{case.tokens} token{'' if decode else 's'}"
+        shape = f"experts, {tokens}, H {case.hidden} F {case.ffn} E {case.experts} k {case.k}"
         row = Row(shape, "calls/s" if decode else "TFLOPS")
         amount = 1.0 if decode else case.flop / 1e12
         for threads in kt_threads if decode else kt_threads[-1:]:
