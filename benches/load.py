@@ -1,22 +1,103 @@
-"""Peak resident memory of loading a model and answering, without the pages mapped from files (design 3.4).
+"""Loading: packing beside a plain copy of the same bytes, the start from a packed cache, and peak memory.
 
-python benches/load.py MODEL
+python benches/load.py MODEL        one JSON line per question; the model's file should be in the page cache
+
+pack          every matrix packed and copied in turn; share = the copy's time over the packing's
+start         from `import torch` to the first token, part by part: by packing, and from a packed cache (made
+              here in a temporary folder and deleted again)
+memory        peak resident memory of loading and answering, without the pages mapped from files (design 3.4)
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from common import report
+from isthmus import native
+from isthmus.cli.measure import commit
+from isthmus.native import ops
 from isthmus.resolve import resolve_model
-from isthmus.weights.source import open_weights
+from isthmus.weights.source import RawTensor, WeightSource, open_weights
 
 SAMPLE_S = 0.05
 GIB = 1 << 30
+PACKED_BYTES = 4 * GIB  # of the model, at most
+SMALLEST_BYTES = 1 << 20
+STARTS = 3
+
+FIRST_TOKEN = """
+import json, sys, time
+marks = [("", time.perf_counter())]
+def mark(name): marks.append((name, time.perf_counter()))
+import torch
+mark("import_torch_s")
+from pathlib import Path
+from isthmus.engine.engine import Engine
+from isthmus.engine.llm import LLM
+from isthmus.engine.request import SamplingParams
+from isthmus.tokenizer import Tokenizer
+from isthmus.weights.source import open_weights
+mark("imports_s")
+path = Path(sys.argv[1])
+source = open_weights(path)
+mark("header_s")
+tokenizer = Tokenizer.from_gguf(source.metadata)
+mark("tokenizer_s")
+engine = Engine(path, source=source)
+mark("weights_s")
+LLM.from_parts(engine, tokenizer).generate("Hello there, who are you?", SamplingParams(max_tokens=1))
+mark("prefill_s")
+print(json.dumps({name: end - start for (_, start), (name, end) in zip(marks, marks[1:])}))
+"""
+
+
+def packing(source: WeightSource) -> dict[str, Any]:
+    """Both take the same pages from the page cache, which is dropped from the process in between."""
+    pack_s = copy_s = total = 0.0
+    for raw in source.tensors.values():
+        if len(raw.shape) < 2 or raw.nbytes < SMALLEST_BYTES or total > PACKED_BYTES:
+            continue
+        if raw.format.runnable:
+            pack_s += packing_seconds(source, raw)
+            source.release(raw.name)
+            copy_s += ops.copy_seconds(raw.data)
+            source.release(raw.name)
+            total += raw.nbytes
+    return {
+        "gb": round(total / 1e9, 2),
+        "gb_s": round(total / pack_s / 1e9, 2),
+        "copy_gb_s": round(total / copy_s / 1e9, 2),
+        "copy_share": round(copy_s / pack_s, 3),
+    }
+
+
+def packing_seconds(source: WeightSource, raw: RawTensor) -> float:
+    experts, rows, columns = (1, *raw.shape)[-3:]
+    started = time.perf_counter()
+    native.pack(raw.data, raw.format.ggml_id, experts, rows, columns)
+    return time.perf_counter() - started
+
+
+def start(path: Path, environment: dict[str, str]) -> dict[str, float]:
+    """The parts of the fastest of some starts, in seconds; `after_torch_s` is their sum without torch."""
+    runs = []
+    for _ in range(STARTS):
+        command = [sys.executable, "-c", FIRST_TOKEN, str(path)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+        parts = json.loads(done.stdout)
+        parts["after_torch_s"] = sum(parts.values()) - parts["import_torch_s"]
+        runs.append(parts)
+    best = min(runs, key=lambda parts: parts["after_torch_s"])
+    return {name: round(seconds, 3) for name, seconds in best.items()}
 
 
 def own_bytes(pid: int) -> int:
@@ -28,24 +109,29 @@ def own_bytes(pid: int) -> int:
     return sum(int(kib) << 10 for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE))
 
 
-def main() -> None:
-    path = resolve_model(sys.argv[1])
-    source = open_weights(path)
-    weight_bytes = sum(len(raw.data) for raw in source.tensors.values())
-    source.close()
+def memory(path: Path, environment: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "isthmus", "run", str(path), "Hello there", "--raw", "--max-tokens", "8"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     peak = 0
     while process.poll() is None:
         peak = max(peak, own_bytes(process.pid))
         time.sleep(SAMPLE_S)
-    report(
-        bench="load",
-        model=path.stem,
-        exit_code=process.returncode,
-        weights_gib=round(weight_bytes / GIB, 2),
-        peak_rss_gib=round(peak / GIB, 2),
-    )
+    return {"exit_code": process.returncode, "peak_rss_gib": round(peak / GIB, 2)}
+
+
+def main() -> None:
+    path = resolve_model(sys.argv[1])
+    with closing(open_weights(path)) as source, tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        weights = sum(raw.nbytes for raw in source.tensors.values())
+        facts = {"model": path.stem, "weights_gib": round(weights / GIB, 2), "commit": commit()}
+        facts |= {"threads": native.num_threads()}
+        report(bench="load", case="pack", **facts, **packing(source))
+        environment = os.environ | {"ISTHMUS_CACHE": folder}
+        report(bench="load", case="start", weights="packed", **facts, **start(path, environment))
+        report(bench="load", case="memory", weights="packed", **facts, **memory(path, environment))
+        subprocess.run([sys.executable, "-m", "isthmus", "pack", str(path)], env=environment, check=True)
+        report(bench="load", case="start", weights="mapped", **facts, **start(path, environment))
+        report(bench="load", case="memory", weights="mapped", **facts, **memory(path, environment))
 
 
 if __name__ == "__main__":

@@ -183,6 +183,10 @@ void bind_machine(nb::module_& m) {
       .def(nb::init<int64_t, int64_t>(), nb::arg("nbytes"), nb::arg("job_bytes") = 0, Released())
       .def("run", &ReadProbe::run, Released());
 
+  m.def(
+      "copy_seconds",
+      [](uintptr_t address, int64_t nbytes) { return copy_seconds(at<const uint8_t>(address), nbytes); },
+      Released());
   m.def("multiply_gops", multiply_gops, Released());
 
   nb::class_<PoolTrace>(m, "PoolTrace")

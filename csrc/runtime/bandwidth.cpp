@@ -121,4 +121,14 @@ double ReadProbe::run(double seconds) const {
   return static_cast<double>(read) / passed * 1e-9;
 }
 
+double copy_seconds(const uint8_t* data, int64_t bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  const Region fresh(bytes);
+  parallel((bytes + kChunk - 1) / kChunk, 1, [&](int64_t begin, int64_t end, int) {
+    std::memcpy(fresh.data() + begin * kChunk, data + begin * kChunk,
+                std::min(end * kChunk, bytes) - begin * kChunk);
+  });
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 }  // namespace isthmus

@@ -1,4 +1,5 @@
-// How fast this machine can read memory with the pool's threads: the limit that decode is measured against.
+// How fast this machine can read and copy memory with the pool's threads: the limits that decode and loading
+// are measured against.
 #pragma once
 
 #include <cstdint>
@@ -29,5 +30,9 @@ class ReadProbe {
   Region region_;
   int64_t job_bytes_, chunk_;
 };
+
+// Seconds that all threads take to copy `bytes` bytes at `data` into fresh memory like that of packed
+// weights: the limit that loading is measured against.
+double copy_seconds(const uint8_t* data, int64_t bytes);
 
 }  // namespace isthmus

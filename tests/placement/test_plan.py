@@ -158,6 +158,37 @@ def test_a_model_that_does_not_fit_is_refused_with_need_and_have_in_gib() -> Non
     assert caught.value.need_bytes > 600 * GIB
 
 
+def test_mapped_weights_need_no_memory_but_their_vectors_do() -> None:
+    """Matrices are pages of a file, which the kernel takes back; norms are copied, as fp32."""
+    huge = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(600 * GIB))  # type: ignore[arg-type]
+    small = Machine(cores=2, total_bytes=24 * GIB, available_bytes=22 * GIB)
+    made = plan(small, source(*MODEL, huge), RunOptions(), mapped=True)
+    in_memory = plan(LARGE, source(*MODEL, huge), RunOptions())
+    assert made.weight_bytes == in_memory.weight_bytes
+    vectors = sum(4 * prod(t.shape) for t in MODEL if len(t.shape) == 1)
+    assert vectors
+    assert made.need_bytes == vectors + made.kv_bytes + made.scratch_bytes
+    with pytest.raises(NotEnoughMemoryError, match="or `isthmus pack`"):
+        plan(small, source(*MODEL, huge), RunOptions())
+
+
+def test_a_limit_of_the_container_below_need_is_refused_with_its_numbers(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB",
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": str(2 * GIB),
+        "sys/fs/cgroup/job/memory.current": str(GIB),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    large = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(3 * GIB))  # type: ignore[arg-type]
+    inside = Machine.detect(tmp_path, cpus={0})
+    with pytest.raises(NotEnoughMemoryError, match=r"weights 3\.0, .* 1\.0 GiB are available"):
+        plan(inside, source(*MODEL, large), RunOptions())
+    assert plan(inside, source(*MODEL, large), RunOptions(), mapped=True).need_bytes < GIB
+
+
 @dataclass
 class Sized:
     """As a view into a mapped file: large, and never read."""

@@ -48,6 +48,7 @@ __all__ = [
     "WatchedRange",
     "checksum",
     "checksum_of",
+    "copy_seconds",
     "current_isa",
     "isa_names",
     "layout_id",
@@ -108,6 +109,12 @@ def checksum_of(data: memoryview) -> int:
     """64 bits of any bytes, at memory speed."""
     view = np.frombuffer(data, dtype=np.uint8)
     return checksum(view.ctypes.data, view.nbytes)
+
+
+def copy_seconds(data: Source) -> float:
+    """Seconds that all threads take to copy the bytes into fresh memory."""
+    view = np.frombuffer(data, dtype=np.uint8)
+    return _native.copy_seconds(view.ctypes.data, view.nbytes)
 
 
 def watch(data: Source) -> WatchedRange:

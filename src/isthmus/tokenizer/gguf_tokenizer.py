@@ -7,6 +7,7 @@ no text whatever can turn into a control token. Special tokens are found before 
 from __future__ import annotations
 
 import warnings
+from operator import itemgetter
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
@@ -95,13 +96,22 @@ def _ordinary_tokens(vocabulary: Vocabulary, excluded: frozenset[int]) -> dict[s
 
 
 def _bpe(vocabulary: Vocabulary, ids: dict[str, int], ignore_merges: bool) -> BPE:
-    # A merge is "left right"; a part may itself begin with a space, never contain another.
-    cuts = [merge.find(" ", 1) for merge in vocabulary.merges]
-    merges = [(m[:cut], m[cut + 1 :]) for m, cut in zip(vocabulary.merges, cuts, strict=True)]
+    merges = list(map(_parts, vocabulary.merges))
+    lefts, rights = map(itemgetter(0), merges), map(itemgetter(1), merges)
+    joined = (left + right for left, right in merges)
     # The library answers a merge of unknown tokens with a Rust panic, so all are checked here .
-    if any(left not in ids or right not in ids or left + right not in ids for left, right in merges):
+    if not all(all(map(ids.__contains__, tokens)) for tokens in (lefts, rights, joined)):
         merges = _usable_merges(vocabulary, merges, ids)
     return BPE(ids, merges, ignore_merges=ignore_merges)
+
+
+def _parts(merge: str) -> Merge:
+    """A merge is "left right"; a part may itself begin with a space, never contain another."""
+    left, _, right = merge.partition(" ")
+    if left:
+        return left, right
+    left, _, right = merge[1:].partition(" ")
+    return " " + left, right
 
 
 def _usable_merges(vocabulary: Vocabulary, merges: list[Merge], ids: dict[str, int]) -> list[Merge]:
@@ -132,8 +142,7 @@ def merges_from_scores(vocabulary: Vocabulary, excluded: frozenset[int]) -> list
     found: list[tuple[float, int, str, str]] = []
     for text, token in tokens.items():
         for cut in range(len(text) - 1, 0, -1):
-            left, right = text[:cut], text[cut:]
-            if left in tokens and right in tokens:
-                found.append((-scores[token], -cut, left, right))
-    found.sort(key=lambda merge: merge[:2])
+            if text[:cut] in tokens and text[cut:] in tokens:
+                found.append((-scores[token], -cut, text[:cut], text[cut:]))
+    found.sort(key=itemgetter(0, 1))
     return [(left, right) for _, _, left, right in found]

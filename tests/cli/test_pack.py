@@ -1,0 +1,49 @@
+"""`isthmus pack`: where the cache goes, that later commands use it, and what stands in its way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import isthmus
+
+
+@pytest.fixture
+def model(tmp_path: Path, alphabet_model: Path) -> Path:
+    return Path(shutil.copy(alphabet_model, tmp_path / "model.gguf"))
+
+
+def test_packed_once_checked_and_run_from_it(tmp_path: Path, model: Path) -> None:
+    cache = {"ISTHMUS_CACHE": str(tmp_path / "cache")}
+    done = isthmus("pack", model, **cache)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.parent == tmp_path / "cache" / "packed"
+    assert path.name.startswith("model-")
+    assert "packed 0.00 GB" in done.stderr
+    checked = isthmus("pack", model, "--check", **cache)
+    assert (checked.returncode, checked.stdout.strip()) == (0, str(path)), checked.stderr
+    ran = isthmus("run", model, "abc", "--raw", "--temperature", "0", "--max-tokens", "3", **cache)
+    assert (ran.returncode, ran.stdout) == (0, "def\n"), ran.stderr
+
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    damaged = isthmus("pack", model, "--check", **cache)
+    assert damaged.returncode == 1
+    assert f"error: {path}: the packed cache is damaged in tensor token_embd.weight" in damaged.stderr
+
+
+def test_check_without_a_cache_is_an_error(tmp_path: Path, model: Path) -> None:
+    done = isthmus("pack", model, "--check", ISTHMUS_CACHE=str(tmp_path))
+    assert done.returncode == 1
+    assert "cannot be opened: No such file or directory" in done.stderr
+
+
+def test_a_cache_folder_that_is_none_is_an_error_with_advice(tmp_path: Path, model: Path) -> None:
+    done = isthmus("run", model, "abc", "--raw", "--packed-cache", ISTHMUS_CACHE=str(model))
+    assert done.returncode == 1
+    assert "cannot write the packed cache" in done.stderr
+    assert "set ISTHMUS_CACHE to a folder that can take it" in done.stderr
