@@ -134,15 +134,13 @@ void gemv(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int
     int row = 0;
     while (row < x.rows) {  // the passes after the first find the strip in the cache
       const int left = x.rows - row;
-      if (kGemvRows >= 8 && left >= 8) {
-        gemv_rows<F, kGemvRows >= 8 ? 8 : 1>(tiles, x, row, out, y_stride, lanes), row += 8;
-      } else if (left >= 4) {
-        gemv_rows<F, 4>(tiles, x, row, out, y_stride, lanes), row += 4;
-      } else if (left >= 2) {
-        gemv_rows<F, 2>(tiles, x, row, out, y_stride, lanes), row += 2;
-      } else {
-        gemv_rows<F, 1>(tiles, x, row, out, y_stride, lanes), row += 1;
-      }
+      const auto take = [&]<int R>(Int<R>) {
+        if (kGemvRows < R || left < R) return false;
+        gemv_rows<F, kGemvRows < R ? 1 : R>(tiles, x, row, out, y_stride, lanes);
+        row += R;
+        return true;
+      };
+      take(Int<8>{}) || take(Int<4>{}) || take(Int<2>{}) || take(Int<1>{});
     }
   }
 }

@@ -10,9 +10,11 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-constexpr int kGemvRows = 4;    // rows of x that share one unpack
-constexpr int kGemmRows = 4;    // rows of x ..
-constexpr int kGemmStrips = 1;  // .. and strips of w in one GEMM register block
+// Rows of x that share one unpack, then rows of x and strips of w in one GEMM register block. One here: vectors
+// of 64 bytes spill in any case, and every further row is a minute of compile time.
+constexpr int kGemvRows = 1;
+constexpr int kGemmRows = 1;
+constexpr int kGemmStrips = 1;
 
 struct u8v {
   u32x16 v;
