@@ -98,20 +98,23 @@ std::vector<std::tuple<int, int64_t, int>> pool_parts(const std::vector<int64_t>
   return taken;
 }
 
-// Nanoseconds of each of `jobs` jobs of one empty item per thread, `gap_ns` of other work of the caller after
-// each.
-std::vector<int64_t> pool_round_trips(int jobs, int64_t gap_ns) {
+// Nanoseconds of each of `jobs` jobs: one item of item_ns of work for every thread, then gap_ns of other work
+// of the caller alone.
+std::vector<int64_t> pool_round_trips(int jobs, int64_t item_ns, int64_t gap_ns) {
   using Clock = std::chrono::steady_clock;
   const auto since = [](Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
   };
+  const auto work = [&](int64_t ns) {
+    for (const auto start = Clock::now(); since(start) < ns;) {
+    }
+  };
   std::vector<int64_t> times;
   for (int i = 0; i < jobs; i++) {
     const auto start = Clock::now();
-    parallel(ThreadPool::instance().num_threads(), 1, [](int64_t, int64_t, int) {});
+    parallel(ThreadPool::instance().num_threads(), 1, [&](int64_t, int64_t, int) { work(item_ns); });
     times.push_back(since(start));
-    for (const auto gap = Clock::now(); since(gap) < gap_ns;) {
-    }
+    work(gap_ns);
   }
   return times;
 }
@@ -160,7 +163,13 @@ void bind_machine(nb::module_& m) {
       "set_threads", [](int threads, int nodes) { ThreadPool::instance().resize(threads, nodes); },
       nb::arg("threads"), nb::arg("nodes") = 0, Released());
   m.def("num_threads", [] { return ThreadPool::instance().num_threads(); });
-  m.def("num_nodes", [] { return static_cast<int>(ThreadPool::instance().nodes().size()); });
+  m.def(
+      "num_nodes",
+      [] {
+        ThreadPool::Session wait;
+        return static_cast<int>(ThreadPool::instance().nodes().size());
+      },
+      Released());
 
   nb::class_<Cpu>(m, "Cpu")
       .def_ro("id", &Cpu::id)

@@ -101,9 +101,10 @@ void ThreadPool::resize(int threads, int nodes) {
   };
   check("threads", threads, 1, tuning::kMaxThreads);
   check("nodes", nodes, 0, tuning::kMaxNodes);
+  PoolLayout layout = lay_out(this_machine(), threads, nodes);
   Session session;
   stop_threads();
-  start_threads(lay_out(this_machine(), threads, nodes));
+  start_threads(std::move(layout));
 }
 
 void ThreadPool::start_threads(PoolLayout layout) {

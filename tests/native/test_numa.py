@@ -7,6 +7,7 @@ Heights that do not divide by 64 or by the nodes make parts uneven, and some of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -25,8 +26,15 @@ def threads_restored() -> Iterator[None]:
     native.set_threads(before)
 
 
+@cache
+def file_bytes(name: str, experts: int, rows: int, columns: int, seed: int) -> bytes:
+    return random_weight(name, experts, rows, columns, seed).packed.unpack()
+
+
 def packed(name: str, experts: int, rows: int, columns: int, seed: int) -> native.PackedWeight:
-    return random_weight(name, experts, rows, columns, seed).packed
+    """For the pool as it is now."""
+    data = file_bytes(name, experts, rows, columns, seed)
+    return native.pack(data, format_id(name), experts, rows, columns)
 
 
 def rand(*shape: int) -> torch.Tensor:
