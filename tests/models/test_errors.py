@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import MalformedFileError, ModelFileError, UnsupportedError
+from isthmus.formats.spec import by_name
 from models import tiny
 from models.steps import load
 
@@ -118,6 +119,39 @@ def test_leftover_tensor_is_named(tmp_path: Path) -> None:
     text = message_of(tmp_path, DEEPSEEK, change, UnsupportedError)
     assert "does not use" in text
     assert "blk.0.attn_sinks.weight" in text
+
+
+@pytest.mark.parametrize(
+    ("format_name", "says"),
+    [
+        ("q8_k", "q8_k holds activations inside an engine, not weights; convert the tensor"),
+        ("q8_1", "q8_1 holds activations inside an engine"),
+        ("i16", "i16 holds integers, not weights"),
+        ("f64", "f64 holds 64-bit floats, not weights"),
+    ],
+)
+def test_a_format_that_cannot_run_is_refused_from_the_header_with_advice(
+    format_name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tensor name, before anything is packed. Ids without a block are refused when a file is opened."""
+    case = tiny.WIDE_CASES["qwen3moe"]
+    model = tiny.build(case)
+    spec, name = by_name(format_name), "blk.1.ffn_down_exps.weight"
+    stored = {}
+    for key, values in tiny.tensors_of(case, model).items():
+        stored[key] = tiny.Stored(by_name("f32"), values.shape, values)
+        if key == name:
+            size = values.size // spec.block_columns * spec.block_bytes
+            stored[key] = tiny.Stored(spec, values.shape, np.zeros(size, np.uint8))
+    path = tiny.write_stored(tmp_path / "tiny.gguf", case.arch, tiny.keys_of(case, model.config), stored)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a tensor was packed")
+
+    monkeypatch.setattr("isthmus.modules.loader.pack", never)
+    with pytest.raises(UnsupportedError) as caught:
+        load(path)
+    assert f"{name} ({says}" in str(caught.value)
 
 
 def test_unsupported_architecture_lists_the_supported(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from blocks import INTEGERS, LAYOUTS, Matrix, block_columns, kernels, kind_of, random_matrix, set_half
@@ -61,6 +63,30 @@ def test_lowest_and_highest_codes_dequantise_bit_for_bit(name: str, isa: str) ->
     matrix = random_matrix(name, 16, 256, any_scale=True)
     for extreme in (matrix.lowest(), matrix.highest()):
         np.testing.assert_array_equal(bits(extreme.dequantize(isa)), bits(extreme.values))
+
+
+@cache
+def changed_byte_by_byte(name: str) -> Matrix:
+    """One block; row r has byte r of it changed, the last row none, and all rows mean something else.
+
+    A random block may have a scale of zero, under which codes do not matter: then another is taken.
+    """
+    for seed in range(100):
+        block = random_matrix(name, 1, block_columns(name), seed).file[0]
+        changed = np.tile(block, (len(block) + 1, 1))
+        changed[np.arange(len(block)), np.arange(len(block))] ^= 0x10  # no fp16 becomes Inf, no E8M0 255
+        matrix = Matrix(name, block_columns(name), changed)
+        if (bits(matrix.values[:-1]) != bits(matrix.values[-1])).any(axis=1).all():
+            return matrix
+    raise AssertionError("some byte of a block never matters")
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_byte_of_a_block_means_what_gguf_py_says(name: str, isa: str) -> None:
+    """No scale, minimum, sign or code is read in the wrong place, or not at all."""
+    matrix = changed_byte_by_byte(name)
+    np.testing.assert_array_equal(bits(matrix.dequantize(isa)), bits(matrix.values))
 
 
 FP16_FIELDS = [(name, at) for name in INTEGERS for at in (*LAYOUTS[name].scale, *LAYOUTS[name].minimum)]

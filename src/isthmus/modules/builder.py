@@ -78,7 +78,7 @@ class Builder:
         """A tensor for packing, [rows, columns] or [experts, rows, columns]; `also`: the same in two dims."""
         raw = self._take(name, shape, also)
         if not raw.format.runnable:
-            self._unsupported.append(f"{raw.name} ({raw.format.name})")
+            self._unsupported.append(f"{raw.name} ({raw.format.reason})")
         return raw
 
     def vector(self, name: str, size: int) -> RawTensor:
