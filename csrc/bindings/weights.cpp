@@ -1,6 +1,7 @@
 // Packed weights, files mapped into memory, and what a cache of packed weights is checked by.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <vector>
@@ -85,6 +86,7 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("file_nbytes", &PackedWeights::file_bytes)
       .def("tiles", tiles)
       .def("unpack", unpack)
+      .def("set_factors", &PackedWeights::set_factors)
       .def(
           "rows_into",
           [](const PackedWeights& w, uintptr_t ids, int64_t count, uintptr_t out) {

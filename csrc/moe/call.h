@@ -1,10 +1,12 @@
 // What one call of an operator works with: the pool to itself, the kernels in use, and memory that is kept.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "core/kernels.h"
+#include "core/layout.h"
 #include "core/tuning.h"
 #include "isa/dispatch.h"
 #include "moe/packed.h"
@@ -64,13 +66,19 @@ class Call {
   Workspace& work;
 };
 
-// y = w[strips] x by the driver named; see MatmulKernels. `scratch` as the gemm driver needs it.
-inline void multiply(const MatmulKernels& kernels, bool gemm, const MatrixView& w, const ActivationView& x,
+// y = w[strips] x by the driver named, times w's factor; see MatmulKernels. `scratch` as the gemm driver
+// needs it.
+inline void multiply(const MatmulKernels& kernels, bool gemm, const ScaledMatrix& w, const ActivationView& x,
                      int64_t strip_begin, int64_t strip_end, float* y, int64_t y_stride, void* scratch) {
   if (gemm) {
     kernels.gemm(w, x, strip_begin, strip_end, y, y_stride, scratch);
   } else {
     kernels.gemv(w, x, strip_begin, strip_end, y, y_stride);
+  }
+  if (w.factor == 1) return;
+  const int64_t width = std::min(strip_end * kStripRows, w.rows) - strip_begin * kStripRows;
+  for (int row = 0; row < x.rows; row++, y += y_stride) {
+    for (int64_t n = 0; n < width; n++) y[n] *= w.factor;
   }
 }
 

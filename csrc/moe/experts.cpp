@@ -51,8 +51,8 @@ void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group
   auto* gate = reinterpret_cast<float*>(scratch);
   float* up = gate + group.rows * kStepColumns;
   float* driver = up + group.rows * kStepColumns;
-  const MatrixView gate_matrix = group.of->gate->matrix(group.expert, part);
-  const MatrixView up_matrix = group.of->up->matrix(group.expert, part);
+  const ScaledMatrix gate_matrix = group.of->gate->matrix(group.expert, part);
+  const ScaledMatrix up_matrix = group.of->up->matrix(group.expert, part);
   const int64_t columns = std::min<int64_t>(kStepColumns, gate_matrix.rows - block * kStepColumns);
   const int64_t begin = block * kBlockStrips, end = begin + num_strips(columns);
   multiply(kernels.matmul, group.gemm, gate_matrix, group.x, begin, end, gate, kStepColumns, driver);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/tile.h"
@@ -169,6 +171,20 @@ void PackedWeights::report_damage(const uint8_t* file) const {
   throw std::logic_error("a strip was reported damaged, but none of its blocks is");
 }
 
+void PackedWeights::set_factors(std::vector<float> factors) {
+  const auto count = static_cast<int64_t>(factors.size());
+  if (count != 1 && count != experts_) {
+    throw std::invalid_argument("the scale of " + to_string(experts_) +
+                                " expert matrices is one number or one for each, got " + to_string(count));
+  }
+  for (int64_t i = 0; i < count; i++) {
+    if (std::isfinite(factors[i])) continue;
+    throw std::invalid_argument("the scale of expert " + to_string(i) +
+                                " is Inf or NaN; the file is damaged");
+  }
+  factors_ = std::move(factors);
+}
+
 void PackedWeights::unpack(uint8_t* file) const {
   const int64_t row_bytes = format_->row_bytes(columns_);
   each_strip([&](const Part& part, int64_t expert, int64_t strip) {
@@ -191,8 +207,10 @@ void PackedWeights::rows_into(const int32_t* ids, int64_t count, float* out) con
       const int64_t row = ids[i] % rows_;
       int part = num_parts() - 1;
       while (row < parts_[part].first_strip * kStripRows) part--;
-      dequantize(matrix(ids[i] / rows_, part), row - parts_[part].first_strip * kStripRows,
-                 out + i * columns_);
+      const ScaledMatrix from = matrix(ids[i] / rows_, part);
+      float* to = out + i * columns_;
+      dequantize(from, row - parts_[part].first_strip * kStripRows, to);
+      for (int64_t k = 0; from.factor != 1 && k < columns_; k++) to[k] *= from.factor;
     }
   });
 }

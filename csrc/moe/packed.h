@@ -19,6 +19,11 @@ namespace isthmus {
 // and two panels of the GEMM driver.
 inline constexpr int64_t kPartStrips = kStepColumns / kStripRows;
 
+// A matrix, and what its products are multiplied by: NVFP4 files keep one more scale per tensor or expert.
+struct ScaledMatrix : MatrixView {
+  float factor = 1;
+};
+
 // W[experts][rows, columns]; immutable once packed, shared by the operators that use it.
 class PackedWeights {
  public:
@@ -58,9 +63,17 @@ class PackedWeights {
   bool split_like(const PackedWeights& other) const;
 
   // The rows of a part as a matrix of their own.
-  MatrixView matrix(int64_t expert, int part) const {
+  ScaledMatrix matrix(int64_t expert, int part) const {
     const Part& p = parts_[part];
-    return {format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_};
+    return {{format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_}, factor(expert)};
+  }
+
+  // The weights are multiplied by factors[expert], or by the only one. Part of loading: to be called before
+  // an operator is made of them. Throws std::invalid_argument unless there is one or one for each expert, all
+  // finite.
+  void set_factors(std::vector<float> factors);
+  float factor(int64_t expert) const {
+    return factors_.empty() ? 1.0f : factors_[factors_.size() == 1 ? 0 : static_cast<size_t>(expert)];
   }
 
   // All tiles, one whole matrix after the other, however they are split: written to `out`, bytes() long; and
@@ -88,6 +101,7 @@ class PackedWeights {
   const FormatInfo* format_ = nullptr;
   int64_t experts_ = 0, rows_ = 0, columns_ = 0;
   std::vector<Part> parts_;
+  std::vector<float> factors_;  // empty: ones
 };
 
 }  // namespace isthmus

@@ -174,6 +174,8 @@ def test_f32_experts_shared_expert_and_residual_equal_the_loop(
         (("q4_0", "q5_1", "q4_1"), ("q5_k", "q4_k", "q5_0")),
         (("q8_0", "bf16", "q4_k"), ("f16", "q4_0", "bf16")),
         (("bf16", "f32", "f16"), ("bf16", "bf16", "q8_0")),
+        (("q2_k", "iq4_xs", "q3_k"), ("iq3_s", "tq2_0", "mxfp4")),
+        (("nvfp4", "iq4_nl", "q1_0"), ("q2_0", "iq2_xxs", "tq1_0")),
     ],
 )
 def test_gate_up_down_and_shared_may_all_differ_in_format(
@@ -196,6 +198,23 @@ def test_widths_that_are_not_whole_blocks_of_64(formats: str, hidden: int, inner
     op = native.Experts(*routed.packed, shared=shared.packed)
     bound = FP32_BOUND if formats == "f32" else INT8_BOUND
     assert_close(call(op, given), reference(routed, shared, given, native.Act()), bound)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 200])
+def test_a_scale_of_each_expert_and_matrix_multiplies_its_product(tokens: int) -> None:
+    """Gate's and up's before the activation, which is not linear; down's after it."""
+    routed, shared = make_ffn("nvfp4", 8, H, F), make_ffn("f32", 1, H, SHARED_F)
+    rng = np.random.default_rng(tokens)
+    scaled = []
+    for ffn, factors in ((routed, rng.uniform(0.2, 3, (3, 8))), (shared, np.array([[2.5], [0.5], [-1.5]]))):
+        weights = []
+        for weight, factor in zip((ffn.gate, ffn.up, ffn.down), factors.astype(np.float32), strict=True):
+            weight.packed.set_factors(factor.tolist())
+            weights.append(Weight(weight.packed, weight.values * factor[:, None, None]))
+        scaled.append(Ffn(*weights))
+    given = without_residual(make_input(tokens, 2, experts=8))
+    op = native.Experts(*scaled[0].packed, shared=scaled[1].packed)
+    assert_close(call(op, given), reference(scaled[0], scaled[1], given, native.Act()), INT8_BOUND)
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 200])

@@ -192,6 +192,56 @@ def test_exact_heads_of_a_batch_equal_each_row_alone() -> None:
     assert torch.equal(batch, alone)
 
 
+# --- a tensor's own scale --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_a_matrix_may_have_a_scale_of_its_own(tokens: int) -> None:
+    """Before the bias; other matrices beside it are not touched. A power of two keeps every bit."""
+    a, b = random_weight("nvfp4", 1, 40, 128, seed=20), random_weight("q8_0", 1, 24, 128, seed=21)
+    x, bias = torch.randn(tokens, 128), torch.randn(40)
+    plain = apply(native.Linear([a.packed, b.packed]), x)
+    a.packed.set_factors([0.25])
+    scaled = apply(native.Linear([a.packed, b.packed], [bias.data_ptr(), None]), x)
+    assert torch.equal(scaled[:, :40], plain[:, :40] * 0.25 + bias)
+    assert torch.equal(scaled[:, 40:], plain[:, 40:])
+
+
+def test_heads_and_rows_take_the_scale_of_their_expert() -> None:
+    w = random_weight("nvfp4", 3, 24, 64, seed=22)
+    x = torch.randn(5, 3, 64)
+
+    def products() -> torch.Tensor:
+        out = torch.empty(5, 3, 24)
+        native.HeadLinear(w.packed)(x.data_ptr(), 5, 192, 64, out.data_ptr(), 72, 24)
+        return out
+
+    def rows() -> torch.Tensor:
+        ids, out = torch.tensor([3, 30, 71], dtype=torch.int32), torch.empty(3, 64)
+        w.packed.rows_into(ids.data_ptr(), 3, out.data_ptr())
+        return out
+
+    plain, plain_rows = products(), rows()
+    factors = torch.tensor([0.5, 4.0, -2.0])
+    w.packed.set_factors(factors.tolist())
+    assert torch.equal(products(), plain * factors[None, :, None])
+    assert torch.equal(rows(), plain_rows * factors[:, None])
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ([1.0, 2.0], r"the scale of 3 expert matrices is one number or one for each, got 2"),
+        ([], "got 0"),
+        ([1.0, float("nan"), 1.0], "the scale of expert 1 is Inf or NaN"),
+        ([float("inf")], "the scale of expert 0 is Inf or NaN"),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(factors: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        random_weight("f32", 3, 16, 32, seed=23).packed.set_factors(factors)
+
+
 # --- packing ---------------------------------------------------------------------------------------
 
 

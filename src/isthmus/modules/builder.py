@@ -8,6 +8,7 @@ module.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeVar
 
@@ -68,8 +69,9 @@ class Builder:
     def ignore(self, name: str) -> None:
         """A tensor that repeats what others hold: not read, and not a leftover."""
         if self.has(name):
-            self._used.add(self._prefix + name)
-            self._ignored.append(self._prefix + name)
+            raw = self._source.tensors[self._prefix + name]
+            self._used.update((raw.name, *(companion.name for companion in raw.aux.values())))
+            self._ignored.append(raw.name)
 
     def has(self, name: str) -> bool:
         return self._prefix + name in self._source.tensors
@@ -176,7 +178,20 @@ class Builder:
             return RawTensor(full, shape, by_name("f32"), memoryview(b""), self._source.path)
         if _squeezed(raw.shape) not in (_squeezed(shape), _squeezed(also or shape)):
             self._misshapen.append(f"{full} is {list(raw.shape)}, needed {list(shape)}")
+        for role, companion in raw.aux.items():
+            self._used.add(companion.name)
+            if role == "scale":
+                self._check_scale(companion, shape)
         return RawTensor(full, shape, raw.format, raw.data, raw.file, raw.aux)
+
+    def _check_scale(self, scale: RawTensor, shape: tuple[int, ...]) -> None:
+        """A tensor's own scale: one value, or one per expert."""
+        allowed = {1, shape[0]} if len(shape) == 3 else {1}
+        if math.prod(scale.shape) not in allowed:
+            needed = " or ".join(f"[{n}]" for n in sorted(allowed))
+            self._misshapen.append(f"{scale.name} is {list(scale.shape)}, needed {needed}")
+        if scale.format.name not in PLAIN:
+            self._unsupported.append(f"{scale.name} ({scale.format.name}; needed: {', '.join(PLAIN)})")
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ pages are given back as soon as they are consumed: loading needs the weights' si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,8 +80,20 @@ class Loader:
             with self._reading(raw):
                 made = {cut: pack(cuts[cut](raw)) for cut in missing}
             packed |= {cut: self._keep(names[cut], weight) for cut, weight in made.items()}
+        if "scale" in raw.aux:
+            self._set_scale(packed.values(), raw.aux["scale"])
         self._consumed(raw)
         return packed
+
+    def _set_scale(self, weights: Iterable[ops.PackedWeight], scale: RawTensor) -> None:
+        """The tensor's own scale multiplies what its tiles say: it is no part of them, nor of the store."""
+        with self._reading(scale):
+            factors = f32_values(scale).reshape(-1).tolist()
+        try:
+            for weight in weights:
+                weight.set_factors(factors)
+        except ValueError as error:
+            raise MalformedFileError(f"{scale.file}: tensor {scale.name}: {error}") from error
 
     def _keep(self, name: str, packed: ops.PackedWeight) -> ops.PackedWeight:
         return self._store.put(name, packed) if self._store else packed
@@ -101,9 +113,10 @@ class Loader:
                 )
 
     def _consumed(self, raw: RawTensor) -> None:
-        self._source.release(raw.name)
-        if self._progress:
-            self._progress(len(raw.data))
+        for tensor in (raw, *raw.aux.values()):
+            self._source.release(tensor.name)
+            if self._progress:
+                self._progress(len(tensor.data))
 
 
 def pack(raw: RawTensor) -> ops.PackedWeight:
@@ -115,7 +128,7 @@ def pack(raw: RawTensor) -> ops.PackedWeight:
 
 
 def f32_values(raw: RawTensor) -> npt.NDArray[Any]:
-    """The tensor's values, fp32, in its shape."""
+    """The tensor's values without its own scale, fp32, in its shape."""
     values: npt.NDArray[Any] = dequantize(raw.format, raw.data).reshape(raw.shape)
     return values
 

@@ -22,7 +22,7 @@ from isthmus.weights.gguf_layout import check_layout, check_written
 from isthmus.weights.gguf_shards import check_set, shard_paths
 from isthmus.weights.identity import FileIdentity, identify
 from isthmus.weights.metadata import Metadata
-from isthmus.weights.source import RawTensor
+from isthmus.weights.source import COMPANIONS, RawTensor
 
 # Files above this share of memory are also dropped from the page cache once packed: their pages would compete
 # with the packed copy. Smaller models stay cached, so that the next start does not wait for the disk.
@@ -85,12 +85,12 @@ class _File:
         self._map = mmap.mmap(self.fd, self.header.size, prot=mmap.PROT_READ)
         self._view = memoryview(self._map)
 
-    def tensor(self, info: TensorInfo) -> RawTensor:
+    def tensor(self, info: TensorInfo, aux: Mapping[str, RawTensor]) -> RawTensor:
         self.check()
         assert self._view is not None
         start = self.header.data_start + info.offset
         data = self._view[start : start + info.nbytes]
-        return RawTensor(info.name, info.shape, info.format, data, self.header.path)
+        return RawTensor(info.name, info.shape, info.format, data, self.header.path, aux)
 
     def check(self) -> None:
         status = os.fstat(self.fd)
@@ -132,7 +132,9 @@ class _Tensors(Mapping[str, RawTensor]):
 
     def __getitem__(self, name: str) -> RawTensor:
         file, info = self.places[name]
-        return file.tensor(info)
+        stem = name.removesuffix("weight")
+        aux = {role: self[stem + role] for role in COMPANIONS if stem != name and stem + role in self.places}
+        return file.tensor(info, aux)
 
     def __contains__(self, name: object) -> bool:
         return name in self.places

@@ -15,6 +15,10 @@ from isthmus.formats.spec import FormatSpec
 from isthmus.weights.identity import FileIdentity
 from isthmus.weights.metadata import Metadata
 
+# Tensors beside NAME.weight that belong to it, NAME.ROLE. `scale`: one value or one per expert, by which the
+# weights are to be multiplied. `input_scale`: for engines that round activations to 4 bits; not used here.
+COMPANIONS = ("scale", "input_scale")
+
 
 @dataclass(frozen=True)
 class RawTensor:
@@ -22,7 +26,7 @@ class RawTensor:
 
     shape: outermost first, as torch writes it: [experts, N, K]; K is a multiple of format.block_columns.
     data: read-only uint8 view into the mapped file, exactly `nbytes` long; it keeps the mapping alive.
-    aux: companion tensors by role (block scales, per-expert scales); GGUF's runnable formats have none.
+    aux: companion tensors by role, see COMPANIONS; most tensors have none.
     """
 
     name: str
