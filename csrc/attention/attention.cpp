@@ -117,14 +117,18 @@ void run_attention(const AttentionArgs& a, const std::vector<RowRun>& runs) {
   ThreadPool& pool = ThreadPool::instance();
   const AttentionPlan plan = plan_attention(a, runs, pool.num_threads());
   const RowKernels& kernel = kernels().rows;
+  const bool amx = !a.exact && kernel.attention_amx != nullptr && attention_fits_amx(a.qk_dim, a.v_dim);
+  const auto attend = amx ? kernel.attention_amx : kernel.attention;
+  if (amx) pool.set_enter_hook(kernels().matmul.enter_thread);
   AttentionArgs shared = a;
   shared.partials = partials.grow<float>(plan.partial_floats);
-  const size_t scratch_bytes = attention_scratch_floats(a.qk_dim, a.v_dim) * sizeof(float);
+  const size_t scratch_bytes = sizeof(float) * (amx ? attention_amx_scratch_floats(a.qk_dim, a.v_dim)
+                                                    : attention_scratch_floats(a.qk_dim, a.v_dim));
   shared.items = plan.items.data();
   pool.parallel(static_cast<int64_t>(plan.items.size()), 1, [&](int64_t begin, int64_t end, int worker) {
     AttentionArgs mine = shared;
     mine.scratch = reinterpret_cast<float*>(pool.scratch(worker, scratch_bytes));
-    kernel.attention(mine, begin, end);
+    attend(mine, begin, end);
   });
   if (plan.merges.empty()) return;
   shared.items = plan.merges.data();

@@ -18,7 +18,7 @@ struct AttentionOp {
   AttentionArgs args{};
 
   AttentionOp(int heads, int kv_heads, int qk_dim, int v_dim, float scale, int type, int window,
-              Address sinks) {
+              Address sinks, bool exact) {
     need(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "attention: ", heads,
          " query heads cannot share ", kv_heads, " kv heads evenly");
     need(qk_dim > 0 && v_dim > 0 && qk_dim <= kMaxLatentWidth && v_dim <= kMaxLatentWidth,
@@ -32,6 +32,7 @@ struct AttentionOp {
     args.window = window;
     args.sinks = at<const float>(sinks);
     args.kv.type = cache_type(type);
+    args.exact = exact;
   }
 
   // q and out of rows [T], heads side by side.
@@ -53,6 +54,7 @@ struct AttentionOp {
     a.max_blocks = rows.max_blocks();
     a.sequences = rows.sequences();
     a.positions = rows.positions();
+    a.exact = a.exact || a.kv.type == CacheType::F32;  // an fp32 cache is there for fp32 products
     MaybeReleaseGil release(rows.rows() * a.heads * (a.qk_dim + a.v_dim) *
                             (rows.max_position() + int64_t{1}));
     run_attention(a, rows.runs());
@@ -140,8 +142,8 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("num_rows", &PagedRows::rows)
       .def_prop_ro("max_position", &PagedRows::max_position);
   nb::class_<AttentionOp>(m, "Attention")
-      .def(nb::init<int, int, int, int, float, int, int, Address>(), "heads"_a, "kv_heads"_a, "qk_dim"_a,
-           "v_dim"_a, "scale"_a, "cache_type"_a, "window"_a, "sinks"_a)
+      .def(nb::init<int, int, int, int, float, int, int, Address, bool>(), "heads"_a, "kv_heads"_a,
+           "qk_dim"_a, "v_dim"_a, "scale"_a, "cache_type"_a, "window"_a, "sinks"_a, "exact"_a)
       .def("paged", &AttentionOp::paged, "q"_a, "q_stride"_a, "rows"_a, "k_cache"_a, "v_cache"_a, "out"_a,
            "out_stride"_a)
       .def("latent", &AttentionOp::latent, "q"_a, "q_stride"_a, "rows"_a, "cache"_a, "out"_a, "out_stride"_a)

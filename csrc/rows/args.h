@@ -107,6 +107,7 @@ struct AttentionArgs {
   float scale;
   int window;          // a row sees its last `window` keys, itself included; 0: all
   const float* sinks;  // [heads] a logit that takes weight and gives no value, or null
+  bool exact;          // the fp32 driver, whatever the machine has
   KeyValueView kv;
   const int32_t* block_tables;  // [sequences][max_blocks]; null: block i is i
   int64_t max_blocks;
@@ -123,7 +124,7 @@ struct AttentionArgs {
   // Set by attention/attention.cpp.
   const AttentionItem* items;
   float* partials;  // [rows of the item][v_dim rounded up to 16 + 16] for every item that is not finished
-  float* scratch = nullptr;  // attention_scratch_floats(), private to the caller
+  float* scratch = nullptr;  // attention_scratch_floats(), for the amx driver attention_amx_scratch_floats()
 };
 
 // Query rows (rows x heads) one item may have. A block of keys is widened and transposed once per item: with
@@ -144,6 +145,15 @@ constexpr int64_t attention_state_floats(int v_dim) {
 constexpr int64_t attention_scratch_floats(int qk_dim, int v_dim) {
   return kBlockTokens * (qk_dim + padded_dim(v_dim)) +
          attention_tile_rows(qk_dim, v_dim) * (kBlockTokens + 2 * attention_state_floats(v_dim));
+}
+
+// What the driver on matrix tiles can take: whole steps of 32 dimensions.
+constexpr bool attention_fits_amx(int qk_dim, int v_dim) { return qk_dim % 32 == 0 && v_dim % 32 == 0; }
+
+constexpr int64_t attention_amx_scratch_floats(int qk_dim, int v_dim) {
+  const int64_t rows = attention_tile_rows(qk_dim, v_dim);
+  const int64_t bf16_values = rows * (qk_dim + kSplitTokens) + int64_t{kSplitTokens} * v_dim + 32 * qk_dim;
+  return attention_scratch_floats(qk_dim, v_dim) + rows * kSplitTokens + bf16_values / 2;
 }
 
 struct RouterArgs {

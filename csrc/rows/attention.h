@@ -1,5 +1,5 @@
-// Attention over keys in blocks: an item's query rows against its splits of the keys, and the merging of
-// splits.
+// Attention over keys in blocks, the fp32 driver: an item's query rows against its splits of the keys, and
+// the merging of splits.
 //
 // The result of a query row is defined without regard to who computes it: keys in blocks of 64 aligned to
 // position 0, the softmax state of every 512 keys built alone, states merged in order. GQA, absorbed MLA (one
@@ -166,19 +166,26 @@ struct AttentionTask {
     }
   }
 
-  inline void run() const {
+  // States of the queries over the keys of split `s` alone.
+  inline void attend_split(int64_t s) const {
+    constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
+    const int64_t first_block = first_key(0) / kBlockTokens;
+    const int64_t end_block = (last_key(item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
+    for (int i = 0; i < num_queries(); i++) state(split, i).clear();
+    for (int64_t block = s * kSplitBlocks; block < (s + 1) * kSplitBlocks; block++) {
+      if (block >= first_block && block < end_block) attend_block(block, block + 1 < end_block);
+    }
+  }
+
+  // fill(s) puts the states of one split into `split`; they are merged in order.
+  template <class Fill>
+  inline void run(const Fill& fill) const {
     const int queries = num_queries();
     const size_t state_bytes = static_cast<size_t>(state_floats) * sizeof(float);
     const bool one_split = item.split_end - item.split_begin == 1 && !a.carry_in && !a.carry_out;
     if (!one_split) begin_total();
-    constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
-    const int64_t first_block = first_key(0) / kBlockTokens;
-    const int64_t end_block = (last_key(item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
     for (int64_t s = item.split_begin; s < item.split_end; s++) {
-      for (int i = 0; i < queries; i++) state(split, i).clear();
-      for (int64_t block = s * kSplitBlocks; block < (s + 1) * kSplitBlocks; block++) {
-        if (block >= first_block && block < end_block) attend_block(block, block + 1 < end_block);
-      }
+      fill(s);
       for (int i = 0; i < queries && !one_split; i++) state(total, i).merge(state(split, i));
     }
     float* states = one_split ? split : total;
@@ -193,7 +200,10 @@ struct AttentionTask {
 };
 
 inline void attention(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
-  for (int64_t i = item_begin; i < item_end; i++) AttentionTask(a, a.items[i]).run();
+  for (int64_t i = item_begin; i < item_end; i++) {
+    const AttentionTask task(a, a.items[i]);
+    task.run([&](int64_t s) { task.attend_split(s); });
+  }
 }
 
 // The items' splits stand one after the other from `partial`; merges them into the first and finishes.

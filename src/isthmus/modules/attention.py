@@ -45,6 +45,7 @@ class GroupedQueryAttention:
         self.output = build.linear({"attn_output": c.hidden}, q_rows, bias=output_bias)
         self.state_kind = PagedKeyValue(c.kv_heads, c.head_dim)
         self._kv_dtype = build.options.kv_dtype
+        self._exact = build.options.exact_batching
         build.add(self)
 
     def load(self, loader: Loader) -> None:
@@ -60,7 +61,9 @@ class GroupedQueryAttention:
             eps=c.head_norm_eps or 0.0,
         )
         scale = attention_scale(c.rope, c.head_dim)
-        self._attend = rows.Attention(c.heads, c.kv_heads, c.head_dim, scale, kv_dtype=self._kv_dtype)
+        self._attend = rows.Attention(
+            c.heads, c.kv_heads, c.head_dim, scale, kv_dtype=self._kv_dtype, exact=self._exact
+        )
 
     def __call__(self, x: Tensor, residual: Tensor, step: Step, cache: KeyValueCache) -> Tensor:
         """x, residual fp32 [T, hidden]; writes the step's keys and values to `cache`; a new [T, hidden]."""

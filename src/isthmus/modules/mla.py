@@ -78,8 +78,17 @@ class LatentAttention:
         self._write = rows.LatentWrite(
             c.heads, c.kv_lora, self.rope.native, kv_norm=norm, eps=c.eps, kv_dtype=kv_dtype
         )
-        self._attend = rows.MlaAttention(c.heads, c.kv_lora, c.rope.dim, scale, kv_dtype=kv_dtype)
-        self._attend_expanded = rows.SegmentAttention(c.heads, c.heads, c.key, c.value, scale)
+        self._attend = rows.MlaAttention(
+            c.heads,
+            c.kv_lora,
+            c.rope.dim,
+            scale,
+            kv_dtype=kv_dtype,
+            exact=self._options.exact_batching,
+        )
+        self._attend_expanded = rows.SegmentAttention(
+            c.heads, c.heads, c.key, c.value, scale, exact=kv_dtype == "f32"
+        )
 
     def __call__(self, x: Tensor, residual: Tensor, step: Step, cache: LatentCache) -> Tensor:
         """x, residual fp32 [T, hidden]; writes the step's latents to `cache`; a new [T, hidden]."""

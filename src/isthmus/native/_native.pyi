@@ -222,6 +222,7 @@ class Attention:
         cache_type: int,
         window: int,
         sinks: int,
+        exact: bool,
     ) -> None: ...
     def paged(
         self, q: int, q_stride: int, rows: PagedRows, k_cache: int, v_cache: int, out: int, out_stride: int

@@ -147,6 +147,10 @@ class Attention:
 
     window: a row sees its last `window` keys, itself included (0: all). sinks: f32 [heads] address of logits
     that take part in the softmax and give no value (0: none).
+
+    exact: fp32 products, the same bits on every instruction set. Otherwise, with a bf16 cache, AMX and
+    dimensions that are multiples of 32, products are bf16 with fp32 sums: q and the softmax's weights are
+    rounded.
     """
 
     def __init__(
@@ -159,9 +163,12 @@ class Attention:
         kv_dtype: KvDtype,
         window: int = 0,
         sinks: int = 0,
+        exact: bool = True,
     ) -> None:
         cache_type = _code(_CACHE_TYPES, kv_dtype, "kv_dtype")
-        self._op = _native.Attention(heads, kv_heads, head_dim, head_dim, scale, cache_type, window, sinks)
+        self._op = _native.Attention(
+            heads, kv_heads, head_dim, head_dim, scale, cache_type, window, sinks, exact
+        )
 
     def __call__(
         self, q: int, q_stride: int, rows: PagedRows, k_cache: int, v_cache: int, out: int, out_stride: int
@@ -179,10 +186,12 @@ class MlaAttention:
     scale is the model's own, 1 / sqrt(nope + rope dims) times YaRN's factor: the width here does not tell it.
     """
 
-    def __init__(self, heads: int, latent: int, rope_dims: int, scale: float, *, kv_dtype: KvDtype) -> None:
+    def __init__(
+        self, heads: int, latent: int, rope_dims: int, scale: float, *, kv_dtype: KvDtype, exact: bool = True
+    ) -> None:
         self.heads, self.latent, self.width = heads, latent, latent + rope_dims
         cache_type = _code(_CACHE_TYPES, kv_dtype, "kv_dtype")
-        self._op = _native.Attention(heads, 1, self.width, latent, scale, cache_type, 0, 0)
+        self._op = _native.Attention(heads, 1, self.width, latent, scale, cache_type, 0, 0, exact)
 
     def __call__(self, q_latent: int, rows: PagedRows, cache: int, out: int) -> None:
         """q_latent: f32 [rows, heads, latent + rope_dims], k_b applied; out: f32 [rows, heads, latent].
@@ -199,9 +208,11 @@ class SegmentAttention:
     once; the result is that of one call over all keys, bit for bit.
     """
 
-    def __init__(self, heads: int, kv_heads: int, qk_dim: int, v_dim: int, scale: float) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, qk_dim: int, v_dim: int, scale: float, *, exact: bool = True
+    ) -> None:
         self.heads, self.qk_dim, self.v_dim = heads, qk_dim, v_dim
-        self._op = _native.Attention(heads, kv_heads, qk_dim, v_dim, scale, _CACHE_TYPES["f32"], 0, 0)
+        self._op = _native.Attention(heads, kv_heads, qk_dim, v_dim, scale, _CACHE_TYPES["f32"], 0, 0, exact)
 
     def carried_floats(self, num_rows: int) -> int:
         """Size of the memory in which rows wait between segments."""

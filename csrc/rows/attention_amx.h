@@ -1,0 +1,341 @@
+// Attention with bf16 products on AMX and fp32 sums: q and the weights of the softmax are rounded to bf16,
+// and keys and values where they are not bf16 already. Another driver than rows/attention.h, so within a
+// tolerance of it (docs/architecture.md 1.6); its own result for a row does not depend on other rows, items
+// or threads.
+//
+// Scores are computed transposed, keys x queries: 16 keys as they stand in the cache are an A tile, and the
+// softmax of 16 queries runs in the 16 lanes of a vector without reductions. A split of 512 keys is scored
+// whole before it is weighed, so its sums of values stay in tile registers and are never rescaled.
+#pragma once
+
+#include <array>
+#include <type_traits>
+
+#include "drivers/tiles.h"
+#include "rows/attention.h"
+
+namespace isthmus::ISTHMUS_ISA {
+
+constexpr int kUnitKeys = 32;   // two A tiles of keys, one step of the product with values
+constexpr int kTileBf16 = 512;  // bf16 values of a tile
+constexpr float kLog2e = 1.44269504f;
+
+// 2^x for x <= 0 in 16 lanes, relative error 3e-6 (a minimax polynomial of degree 4 on [-1/2, 1/2]); exactly
+// 0 below 2^-126, NaN stays NaN.
+ISTHMUS_INLINE __m512 exp2_weight(__m512 x) {
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 r = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.00957010155f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0559178603f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.240247448f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693121815f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.999999261f));
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(kept, p, n);
+}
+
+// Lanes of a and b in turn: a0 b0 a1 b1 .., each rounded to bf16; the VNNI order of two rows.
+ISTHMUS_INLINE __m512i interleave_bf16(__m512 a, __m512 b) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh(b, a));
+}
+
+// 32 dimensions of the values of two keys, in turn.
+ISTHMUS_INLINE void interleave_values(const float* a, const float* b, uint16_t* out) {
+  _mm512_store_si512(out, interleave_bf16(load(a).v, load(b).v));
+  _mm512_store_si512(out + 32, interleave_bf16(load(a + 16).v, load(b + 16).v));
+}
+ISTHMUS_INLINE void interleave_values(const uint16_t* a, const uint16_t* b, uint16_t* out) {
+  alignas(64) static constexpr auto kOrder = [] {
+    std::array<uint16_t, 64> order{};
+    for (int i = 0; i < 64; i++) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
+    return order;
+  }();
+  const __m512i even = _mm512_loadu_si512(a), odd = _mm512_loadu_si512(b);
+  _mm512_store_si512(out, _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder.data()), odd));
+  _mm512_store_si512(out + 32, _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder.data() + 32), odd));
+}
+
+// The work of one item on one split of the keys. Memory after that of the fp32 task; `tiles` of 16 queries.
+struct AmxSplit {
+  const AttentionTask& t;
+  int queries, tiles;
+  uint16_t* q;        // [tiles][qk_dim / 32] tiles: [16 pairs of dims][16 queries][2]
+  float* scores;      // [tiles][512 keys][16 queries]
+  uint16_t* weights;  // [tiles][512 / 32] tiles: [16 queries][32 keys]
+  uint16_t* values;   // [256 pairs of keys][v_dim][2]
+  uint16_t* keys;     // [32][qk_dim], of fp32 keys
+
+  ISTHMUS_INLINE explicit AmxSplit(const AttentionTask& task)
+      : t(task), queries(task.num_queries()), tiles((queries + 15) / 16) {
+    const int64_t rows = attention_tile_rows(t.a.qk_dim, t.a.v_dim);
+    float* memory = t.a.scratch + attention_scratch_floats(t.a.qk_dim, t.a.v_dim);
+    scores = memory;
+    q = reinterpret_cast<uint16_t*>(scores + rows * kSplitTokens);
+    weights = q + rows * t.a.qk_dim;
+    values = weights + rows * kSplitTokens;
+    keys = values + int64_t{kSplitTokens} * t.a.v_dim;
+    load_queries();
+  }
+
+  // q, rounded, as B tiles; queries past the last are zero.
+  inline void load_queries() const {
+    for (int tile = 0; tile < tiles; tile++) {
+      for (int64_t d = 0; d < t.a.qk_dim; d += 32) {
+        f32v rows[16];
+        for (int i = 0; i < 16; i++) {
+          rows[i] = zero();
+          if (16 * tile + i >= queries) continue;
+          const float* from = t.query(16 * tile + i) + d;
+          rows[i].v = (__m512)_mm512_cvtne2ps_pbh(load(from + 16).v, load(from).v);
+        }
+        transpose16(rows);
+        uint16_t* to = q + (tile * (t.a.qk_dim / 32) + d / 32) * kTileBf16;
+        for (int i = 0; i < 16; i++) _mm512_store_ps(to + 32 * i, rows[i].v);
+      }
+    }
+  }
+
+  // Where a key (or its value) stands, in elements from the cache's beginning.
+  ISTHMUS_INLINE int64_t key_at(int64_t key) const {
+    const KeyValueView& kv = t.a.kv;
+    return t.place_of(key / kBlockTokens, kv.k_block_stride, kv.k_head_stride) +
+           key % kBlockTokens * kv.k_token_stride;
+  }
+  ISTHMUS_INLINE int64_t value_at(int64_t key) const {
+    const KeyValueView& kv = t.a.kv;
+    return t.place_of(key / kBlockTokens, kv.v_block_stride, kv.v_head_stride) +
+           key % kBlockTokens * kv.v_token_stride;
+  }
+
+  // Asks for the rows of a unit; `last`: the item's last key, past which there may be no block.
+  ISTHMUS_INLINE void prefetch_keys(int64_t key, int64_t last) const {
+    if (t.a.kv.type != CacheType::Bf16 || key >= last) return;
+    const int64_t at = key_at(key), stride = t.a.kv.k_token_stride;
+    prefetch_rows(t.a.kv.k, t.a.kv.type, at, stride, t.a.qk_dim);
+    prefetch_rows(t.a.kv.k, t.a.kv.type, at + 16 * stride, stride, t.a.qk_dim);
+  }
+  ISTHMUS_INLINE void prefetch_values(int64_t key) const {
+    if (t.a.kv.type != CacheType::Bf16 || t.a.kv.v == t.a.kv.k) return;
+    const int64_t at = value_at(key), stride = t.a.kv.v_token_stride;
+    prefetch_rows(t.a.kv.v, t.a.kv.type, at, stride, t.a.v_dim);
+    prefetch_rows(t.a.kv.v, t.a.kv.type, at + 16 * stride, stride, t.a.v_dim);
+  }
+
+  // The unit's fp32 keys rounded; those past `last` zero and not read.
+  inline void round_keys(int64_t key, int64_t last) const {
+    const auto* from = static_cast<const float*>(t.a.kv.k);
+    for (int i = 0; i < kUnitKeys; i++) {
+      uint16_t* to = keys + i * t.a.qk_dim;
+      if (key + i >= last) {
+        memset(to, 0, static_cast<size_t>(t.a.qk_dim) * sizeof(uint16_t));
+        continue;
+      }
+      const float* row = from + key_at(key + i);
+      for (int64_t d = 0; d < t.a.qk_dim; d += 32) {
+        _mm512_storeu_si512(to + d, (__m512i)_mm512_cvtne2ps_pbh(load(row + d + 16).v, load(row + d).v));
+      }
+    }
+  }
+
+  // scores[tile][at .. at + 32][16] of one or two tiles of queries.
+  template <int kTiles>
+  inline void score(const uint16_t* unit, int64_t stride, int tile, int64_t at) const {
+    const int64_t steps = t.a.qk_dim / 32, bytes = stride * 2;
+    const uint16_t* b = q + tile * steps * kTileBf16;
+    float* to = scores + (tile * int64_t{kSplitTokens} + at) * 16;
+    publish();
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTiles == 2) _tile_zero(2);
+    if constexpr (kTiles == 2) _tile_zero(3);
+    for (int64_t step = 0; step < steps; step++) {
+      _tile_loadd(4, unit + 32 * step, bytes);
+      _tile_loadd(6, b + step * kTileBf16, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, unit + 16 * stride + 32 * step, bytes);
+      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (kTiles == 2) {
+        _tile_loadd(7, b + (steps + step) * kTileBf16, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, to, 64);
+    _tile_stored(1, to + 256, 64);
+    if constexpr (kTiles == 2) _tile_stored(2, to + 16 * kSplitTokens, 64);
+    if constexpr (kTiles == 2) _tile_stored(3, to + 16 * kSplitTokens + 256, 64);
+  }
+
+  // Scores of keys [begin, end) of the split at `base` become bf16 weights; maxima and sums go to the states.
+  template <class Meanwhile>
+  inline void weigh(int tile, int64_t base, int begin, int end, const Meanwhile& meanwhile) const {
+    float* s = scores + int64_t{tile} * kSplitTokens * 16;
+    alignas(64) int32_t from[16], to[16];
+    int all_from = begin, all_to = end;  // seen by every query
+    for (int i = 0; i < 16; i++) {       // queries past the last are as the last
+      const int query = 16 * tile + i < queries ? 16 * tile + i : queries - 1, row = query / t.item.heads;
+      from[i] = bounded(t.first_key(row) - base);
+      to[i] = bounded(t.last_key(row) - base);
+      if (from[i] > all_from) all_from = from[i];
+      if (to[i] < all_to) all_to = to[i];
+    }
+    const __m512i first = _mm512_load_si512(from), past = _mm512_load_si512(to);
+    const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
+    __m512 top = lowest;
+    for (int key = begin; key < end; key++) {
+      __m512 x = _mm512_load_ps(s + 16 * key);
+      if (key < all_from || key >= all_to) {
+        const __m512i here = _mm512_set1_epi32(key);
+        const __mmask16 seen = _mm512_cmple_epi32_mask(first, here) & _mm512_cmplt_epi32_mask(here, past);
+        x = _mm512_mask_mov_ps(lowest, seen, x);
+        _mm512_store_ps(s + 16 * key, x);
+      }
+      top = _mm512_max_ps(x, top);  // this order of arguments drops NaN, which the weights then keep
+    }
+    const __mmask16 any = _mm512_cmp_ps_mask(top, lowest, _CMP_NEQ_UQ);
+    const __m512 scale = _mm512_set1_ps(t.a.scale * kLog2e);
+    const __m512 shift = _mm512_maskz_mul_ps(any, top, scale);
+    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int key = begin; key < end; key += kUnitKeys) {
+      meanwhile(key);
+      f32v pairs[16];
+      for (int j = 0; j < 16; j++) {
+        const float* at = s + 16 * (key + 2 * j);
+        const __m512 even = exp2_weight(_mm512_fmsub_ps(_mm512_load_ps(at), scale, shift));
+        const __m512 odd = exp2_weight(_mm512_fmsub_ps(_mm512_load_ps(at + 16), scale, shift));
+        sums[0] = _mm512_add_ps(sums[0], even);
+        sums[1] = _mm512_add_ps(sums[1], odd);
+        pairs[j].v = (__m512)interleave_bf16(even, odd);
+      }
+      transpose16(pairs);
+      uint16_t* w = weights + (tile * (kSplitTokens / kUnitKeys) + key / kUnitKeys) * kTileBf16;
+      for (int i = 0; i < 16; i++) _mm512_store_ps(w + 32 * i, pairs[i].v);
+    }
+    alignas(64) float maxima[16], totals[16];
+    _mm512_store_ps(maxima, _mm512_mul_ps(top, _mm512_set1_ps(t.a.scale)));
+    _mm512_store_ps(totals, _mm512_maskz_add_ps(any, sums[0], sums[1]));
+    for (int i = 0; i < 16 && 16 * tile + i < queries; i++) {
+      const SoftmaxState state = t.state(t.split, 16 * tile + i);
+      state.maximum() = maxima[i];
+      state.sum() = totals[i];
+    }
+  }
+  static ISTHMUS_INLINE int bounded(int64_t key) {
+    return key < 0 ? 0 : key > kSplitTokens ? kSplitTokens : static_cast<int>(key);
+  }
+
+  // Values of a unit in VNNI order; those outside [first, past) are zero and not read. False if a value that
+  // only some of the queries see, outside [all_first, all_past), is infinite or NaN: its zero weights would
+  // spoil the others.
+  template <CacheType kType>
+  inline bool load_values(int64_t key, int64_t at, int64_t first, int64_t past, int64_t all_first,
+                          int64_t all_past) const {
+    using Value = std::conditional_t<kType == CacheType::F32, float, uint16_t>;
+    const int64_t stride = t.a.kv.v_token_stride, dims = t.a.v_dim, unit = value_at(key);
+    const auto* rows = static_cast<const Value*>(t.a.kv.v);
+    alignas(64) static constexpr Value kZeros[kMaxLatentWidth] = {};
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 bad = 0;
+    for (int i = 0; i < kUnitKeys; i += 2) {
+      const int64_t even = key + i, odd = even + 1;
+      const Value* a = even >= first && even < past ? rows + unit + i * stride : kZeros;
+      const Value* b = odd >= first && odd < past ? rows + unit + (i + 1) * stride : kZeros;
+      uint16_t* to = values + (at + i) * dims;
+      for (int64_t d = 0; d < dims; d += 32) interleave_values(a + d, b + d, to + 2 * d);
+      if (even >= all_first && odd < all_past) continue;
+      for (int64_t d = 0; d < 2 * dims; d += 32) {
+        const __m512i both = _mm512_load_si512(to + d);
+        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
+      }
+    }
+    return bad == 0;
+  }
+
+  // O of one or two tiles of queries and 32 dimensions, over the split's keys [begin, end).
+  template <int kTiles>
+  inline void add_values(int tile, int64_t column, int begin, int end) const {
+    constexpr int kSteps = kSplitTokens / kUnitKeys;
+    const int64_t row_bytes = int64_t{t.a.v_dim} * 4, state_bytes = t.state_floats * 4;
+    float* o = t.split + 16 * tile * t.state_floats + column;
+    publish();
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTiles == 2) _tile_zero(2);
+    if constexpr (kTiles == 2) _tile_zero(3);
+    for (int step = begin / kUnitKeys; step < end / kUnitKeys; step++) {
+      const uint16_t* v = values + step * int64_t{kUnitKeys} * t.a.v_dim + 2 * column;
+      const uint16_t* w = weights + (tile * kSteps + step) * kTileBf16;
+      _tile_loadd(4, w, 64);
+      _tile_loadd(6, v, row_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, v + 32, row_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (kTiles == 2) {
+        _tile_loadd(5, w + kSteps * kTileBf16, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, o, state_bytes);
+    _tile_stored(1, o + 16, state_bytes);
+    if constexpr (kTiles == 2) _tile_stored(2, o + 16 * t.state_floats, state_bytes);
+    if constexpr (kTiles == 2) _tile_stored(3, o + 16 * t.state_floats + 16, state_bytes);
+  }
+
+  // The states of all queries over split `s`; false if the fp32 driver has to compute them.
+  inline bool run(int64_t s) const {
+    const int64_t base = s * kSplitTokens;
+    const int64_t item_last = t.last_key(t.item.rows - 1);
+    const int64_t first = t.first_key(0) > base ? t.first_key(0) : base;
+    const int64_t past = item_last < base + kSplitTokens ? item_last : base + kSplitTokens;
+    const int64_t all_first = t.first_key(t.item.rows - 1), all_past = t.last_key(0);
+    if (first >= past) return false;
+    const int begin = static_cast<int>(first - base) / kUnitKeys * kUnitKeys;
+    const int end = static_cast<int>(past - base + kUnitKeys - 1) / kUnitKeys * kUnitKeys;
+    const bool rounded = t.a.kv.type == CacheType::F32;
+    for (int at = begin; at < end; at += kUnitKeys) {
+      // Memory is asked for through all phases: this split's values now, the next one's keys below.
+      if (s == t.item.split_begin) prefetch_keys(base + at + 2 * kUnitKeys, past);
+      prefetch_values(base + at);
+      if (rounded) round_keys(base + at, past);
+      const uint16_t* unit = rounded ? keys : static_cast<const uint16_t*>(t.a.kv.k) + key_at(base + at);
+      const int64_t stride = rounded ? t.a.qk_dim : t.a.kv.k_token_stride;
+      int tile = 0;
+      for (; tile + 2 <= tiles; tile += 2) score<2>(unit, stride, tile, at);
+      if (tile < tiles) score<1>(unit, stride, tile, at);
+    }
+    for (int tile = 0; tile < tiles; tile++) {
+      weigh(tile, base, begin, end, [&](int at) ISTHMUS_INLINE_LAMBDA {
+        if (tile == 0 && at < kSplitTokens / 2) prefetch_keys(base + kSplitTokens + at, item_last);
+      });
+    }
+    for (int at = begin; at < end; at += kUnitKeys) {
+      if (at >= kSplitTokens / 2) prefetch_keys(base + kSplitTokens + at, item_last);
+      const bool good = rounded
+                            ? load_values<CacheType::F32>(base + at, at, first, past, all_first, all_past)
+                            : load_values<CacheType::Bf16>(base + at, at, first, past, all_first, all_past);
+      if (!good) return false;
+    }
+    for (int64_t column = 0; column < t.a.v_dim; column += 32) {
+      int tile = 0;
+      for (; tile + 2 <= tiles; tile += 2) add_values<2>(tile, column, begin, end);
+      if (tile < tiles) add_values<1>(tile, column, begin, end);
+    }
+    return true;
+  }
+};
+
+inline void attention_amx(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
+  for (int64_t i = item_begin; i < item_end; i++) {
+    const AttentionTask task(a, a.items[i]);
+    const AmxSplit split(task);
+    task.run([&](int64_t s) ISTHMUS_INLINE_LAMBDA {
+      if (!split.run(s)) task.attend_split(s);
+    });
+  }
+}
+
+}  // namespace isthmus::ISTHMUS_ISA
