@@ -16,10 +16,9 @@ from demo.dense import Distance, Products, standard_error
 from isthmus.formats.spec import FORMATS
 from isthmus.resolve import resolve_model
 
-# Measured: 0.6 to 0.7 % with x in int8 per 64 columns, 0.7 to 0.9 % with requantised weights too, 0.02 % in
-# bf16; x per 256 columns would double it. A random model's is lower (tests/models/test_quantised.py): it has
-# no outlier channels.
-KL_BOUND = 0.015
+# Measured: 0.6 % with x in int8 per 64 columns, 0.7 % with requantised weights too, 0.02 % in bf16; a random
+# model's is lower (tests/models/test_quantised.py): it has no outlier channels. Of 200 tokens, 0.8 to 1.1 %.
+KL_BOUND, KL_BOUND_OF_FEW = 0.01, 0.02
 ROUNDED = [spec.name for spec in FORMATS.values() if spec.block_columns == 32 and spec.runnable]
 
 
@@ -54,5 +53,5 @@ def test_kl_of_the_dense_model_rounded_to(name: str, tokens: list[int], tmp_path
         distance = Distance.between(wanted, products.log_probs(products.load(path), tokens), tokens)
         print(f"{name}, {products}: {distance}")
         assert 5 < distance.perplexity < 80
-        assert 0 < float(distance.kl.mean()) <= KL_BOUND
+        assert 0 < float(distance.kl.mean()) <= KL_BOUND_OF_FEW
     path.unlink()  # 0.1 GB
