@@ -53,6 +53,19 @@ constexpr GridTable<N> bytes(const Grid& grid, int zero, const int (&values)[8])
   });
 }
 
+// Column c's level at bit `bits` * place(c) of plane_of(c).
+template <class Plane, class Place>
+constexpr GridPlanes planes(const Grid& grid, int bits, const Plane& plane_of, const Place& place) {
+  GridPlanes out{};
+  int n = 0;
+  table<256>(grid, [&](const int* level) {
+    for (int c = 0; c < grid.columns; ++c) out.plane[plane_of(c)][n] |= uint8_t(level[c] << bits * place(c));
+    ++n;
+    return 0;
+  });
+  return out;
+}
+
 }  // namespace
 
 constexpr GridTable<2048> kIq1Grid = nibbles<2048, 4>(iq1);
@@ -61,5 +74,10 @@ constexpr GridTable<512> kIq2XsGrid = nibbles<512, 1>(iq2_xs);
 constexpr GridTable<1024> kIq2SGrid = nibbles<1024, 1>(iq2_s);
 constexpr GridTable<256> kIq3XxsGrid = bytes<256>(iq3_xxs, 62, {4, 12, 20, 28, 36, 44, 52, 62});
 constexpr GridTable<512> kIq3SGrid = bytes<512>(iq3_s, 15, {1, 3, 5, 7, 9, 11, 13, 15});
+
+constexpr GridPlanes kIq2XxsPlanes =
+    planes(iq2_xxs, 2, [](int c) { return c / 4; }, [](int c) { return c % 4; });
+constexpr GridPlanes kIq3XxsPlanes =
+    planes(iq3_xxs, 4, [](int c) { return c % 2; }, [](int c) { return c / 2; });
 
 }  // namespace isthmus

@@ -13,6 +13,12 @@ struct GridTable {
   alignas(64) uint32_t entry[N];
 };
 
+// The same levels for lookups of bytes: an entry's columns are bits 2i.. of plane 0 (columns i) and 1 (4 +
+// i), or, of IQ3, bits 4i.. of plane 0 (columns 0 and 2) and 1 (columns 1 and 3).
+struct GridPlanes {
+  alignas(64) uint8_t plane[2][256];
+};
+
 // Byte i: 4 (value + 1) of column i in the low nibble, of column 4 + i in the high one; values -1, 0, 1.
 extern const GridTable<2048> kIq1Grid;
 // Byte i: the level of column i in the low nibble, of column 4 + i in the high one; levels 0, 1, 2.
@@ -22,5 +28,7 @@ extern const GridTable<1024> kIq2SGrid;
 // Byte i: zero + value of column i: 62 + 4..62 and 15 + 1..15.
 extern const GridTable<256> kIq3XxsGrid;
 extern const GridTable<512> kIq3SGrid;
+
+extern const GridPlanes kIq2XxsPlanes, kIq3XxsPlanes;
 
 }  // namespace isthmus

@@ -8,6 +8,9 @@
 
 #include "core/grids.h"
 #include "formats/common.h"
+#ifdef __AVX512VBMI__
+#include "simd/avx512_permutes.h"
+#endif
 
 namespace isthmus::ISTHMUS_ISA {
 
@@ -51,6 +54,11 @@ ISTHMUS_INLINE CodePair iq2_codes(u8v entry, u8v signs) {
   const u8v low = bit_and(entry, set1_u8(15)), high = bit_and(shift_right<4>(entry), set1_u8(15));
   return flip<P>({lookup(kIq2Codes, low), lookup(kIq2Codes, high)}, signs, kIq2MaxCode);
 }
+
+#ifdef ISTHMUS_BYTE_PERMUTES
+constexpr uint8_t kIq2Signed[8] = {43 + 8, 43 + 25, 43 + 43, 0, 43 - 8, 43 - 25, 43 - 43, 0};
+constexpr ByteMap kIq2SignedCodes = repeated(kIq2Signed);
+#endif
 
 // IQ1: w = d/8 (2 ls + 1) (8 value +- 1) with values -1, 0, 1 and one sign per 8 columns or more. The entry's
 // nibbles are 4 (value + 1), so u = 8 (value + 1) + 2 where that sign is plus, and the zero is 9.

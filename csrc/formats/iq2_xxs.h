@@ -39,7 +39,11 @@ struct Format<16> {
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
     const u8v signs = with_eighth_sign(load_u8(tile + 32 + 64 * b));
+#ifdef ISTHMUS_BYTE_PERMUTES
+    return permuted_pair8<P>(kIq2XxsPlanes, tile + 544 + 64 * b, signs, kIq2SignedCodes);
+#else
     return iq2_codes<P>(gather(kIq2XxsGrid.entry, index_low(tile + 544, 4 * b + P)), signs);
+#endif
   }
 };
 

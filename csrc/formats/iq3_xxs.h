@@ -11,6 +11,12 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+#ifdef ISTHMUS_BYTE_PERMUTES
+constexpr uint8_t kIq3XxsSigned[16] = {62 + 4, 62 + 12, 62 + 20, 62 + 28, 62 + 36, 62 + 44, 62 + 52, 62 + 62,
+                                       62 - 4, 62 - 12, 62 - 20, 62 - 28, 62 - 36, 62 - 44, 62 - 52, 62 - 62};
+constexpr ByteMap kIq3XxsSignedCodes = repeated(kIq3XxsSigned);
+#endif
+
 template <>
 struct Format<18> {
   static constexpr const char* name = "iq3_xxs";
@@ -38,9 +44,13 @@ struct Format<18> {
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
     const u8v signs = with_eighth_sign(load_u8(tile + 32 + 64 * b));
+#ifdef ISTHMUS_BYTE_PERMUTES
+    return permuted_pair4<P>(kIq3XxsPlanes, tile + 544 + 128 * b, signs, kIq3XxsSignedCodes);
+#else
     const u8v first = gather(kIq3XxsGrid.entry, index_low(tile + 544, 8 * b + 2 * P));
     const u8v second = gather(kIq3XxsGrid.entry, index_low(tile + 544, 8 * b + 2 * P + 1));
     return flip<P>({first, second}, signs, max_code);
+#endif
   }
 };
 

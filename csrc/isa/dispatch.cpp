@@ -55,8 +55,8 @@ Cpu detect() {
   cpu.avx2vnni = cpu.avx2 && bit(seven_1.a, 4);
   cpu.avx512 = cpu.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
                bit(seven.b, 31) && bit(seven.c, 11);  // F DQ BW VL VNNI
-  const bool amx =
-      cpu.avx512 && tiles && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);  // BF16 TILE INT8
+  const bool amx = cpu.avx512 && tiles && bit(seven.c, 1) && bit(seven.d, 22) && bit(seven.d, 24) &&
+                   bit(seven.d, 25);  // VBMI BF16 TILE INT8
   cpu.amx = amx && request_tiles();
   return cpu;
 }
