@@ -20,7 +20,7 @@ struct Format<10> {
   static constexpr Field fields[] = {half_scale(80), half_scale(82), byte_field(0, 16), vector_field(16, 16)};
   static_assert(fields_cover(fields, block_bytes));
 
-  static constexpr int zero = 0, max_code = 3, part_columns = 128, scale_columns = 16;
+  static constexpr int zero = 0, max_code = 3, part_columns = 64, scale_columns = 16;
   static constexpr bool has_addend = true;
 
   struct Scales {
@@ -39,7 +39,8 @@ struct Format<10> {
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
-    return bit_pairs<C>(load_u8(tile + 320 + 512 * part + 64 * G));
+    const u8v pairs = load_u8(tile + 320 + 512 * (part / 2) + 64 * G);
+    return bit_and(shift_right_by(pairs, 4 * (part % 2) + 2 * C), set1_u8(3));
   }
 };
 

@@ -21,7 +21,7 @@ struct Format<11> {
                                      vector_field(32, 16)};
   static_assert(fields_cover(fields, block_bytes));
 
-  static constexpr int zero = 4, max_code = 7, part_columns = 128, scale_columns = 16;
+  static constexpr int zero = 4, max_code = 7, part_columns = 64, scale_columns = 16;
   static constexpr bool has_addend = false;
 
   struct Scales {
@@ -50,8 +50,9 @@ struct Format<11> {
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
-    const u8v high = shift_right_by(load_u8(tile + 224 + 64 * G), 4 * part);
-    return bit_or(bit_pairs<C>(load_u8(tile + 736 + 512 * part + 64 * G)), move_bit<C, 2>(high));
+    const u8v pairs = load_u8(tile + 736 + 512 * (part / 2) + 64 * G);
+    const u8v low = bit_and(shift_right_by(pairs, 4 * (part % 2) + 2 * C), set1_u8(3));
+    return bit_or(low, move_bit<C, 2>(shift_right_by(load_u8(tile + 224 + 64 * G), 2 * part)));
   }
 };
 

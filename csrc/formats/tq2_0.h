@@ -18,7 +18,7 @@ struct Format<35> {
   static constexpr Field fields[] = {half_scale(64), vector_field(0, 16)};
   static_assert(fields_cover(fields, block_bytes));
 
-  static constexpr int zero = 1, max_code = 3, part_columns = 128, scale_columns = 32;
+  static constexpr int zero = 1, max_code = 3, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
   static constexpr int panel_top = 126;  // even: 1 d and 2 d are both exact
 
@@ -30,7 +30,8 @@ struct Format<35> {
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
-    return bit_pairs<C>(load_u8(tile + 32 + 512 * part + 64 * G));
+    const u8v pairs = load_u8(tile + 32 + 512 * (part / 2) + 64 * G);
+    return bit_and(shift_right_by(pairs, 4 * (part % 2) + 2 * C), set1_u8(3));
   }
 };
 
