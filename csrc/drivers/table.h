@@ -2,7 +2,6 @@
 // by isa/NAME.cpp after a vector vocabulary and a GEMM driver.
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
 #include "drivers/gemv.h"
@@ -31,73 +30,50 @@ constexpr auto choose_gemm() {
   }
 }
 
-// Of each ggml id the function that Choose names, or null.
-template <class Function>
-struct ByFormat {
-  Function of[kFormatIds];
+struct FormatKernels {
+  decltype(MatmulKernels::gemv) gemv;
+  decltype(MatmulKernels::gemm) gemm;
+  decltype(MatmulKernels::dequantize_row) dequantize_row;
 };
 
-template <class Function, class Choose, int... Ids>
-constexpr ByFormat<Function> by_format(std::integer_sequence<int, Ids...>) {
-  const auto entry = []<int Id>(std::integral_constant<int, Id>) -> Function {
-    if constexpr (KnownFormat<Id>) {
-      return Choose::template kernel<Format<Id>>();
-    } else {
-      return nullptr;
-    }
-  };
-  return {{entry(std::integral_constant<int, Ids>{})...}};
+template <class Gemm, int Id>
+constexpr FormatKernels format_kernels() {
+  if constexpr (KnownFormat<Id>) {
+    using F = Format<Id>;
+    return {&gemv<F>, choose_gemm<Gemm, F>(), &dequantize_row<F>};
+  } else {
+    return {};
+  }
 }
 
-template <class Function, class Choose>
-constexpr auto kByFormat = by_format<Function, Choose>(std::make_integer_sequence<int, kFormatIds>{});
-
-struct ChooseGemv {
-  template <class F>
-  static constexpr auto kernel() {
-    return &gemv<F>;
-  }
-};
-struct ChooseDequantize {
-  template <class F>
-  static constexpr auto kernel() {
-    return &dequantize_row<F>;
-  }
-};
-template <class Gemm>
-struct ChooseGemm {
-  template <class F>
-  static constexpr auto kernel() {
-    return choose_gemm<Gemm, F>();
-  }
+struct FormatTable {
+  FormatKernels of[kFormatIds];
 };
 
-// Of `base` all but the GEMM, which is this translation unit's. Nothing else is compiled for it then.
-template <class Gemm>
-constexpr MatmulKernels with_gemm(MatmulKernels base, void (*enter_thread)()) {
-  base.int8_gemm = Gemm::reads;
-  base.gemm = [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
-                 int64_t y_stride, void* scratch) {
-    kByFormat<decltype(base.gemm), ChooseGemm<Gemm>>.of[w.format](w, x, begin, end, y, y_stride, scratch);
-  };
-  base.enter_thread = enter_thread;
-  return base;
+template <class Gemm, int... Ids>
+constexpr FormatTable make_format_table(std::integer_sequence<int, Ids...>) {
+  return {{format_kernels<Gemm, Ids>()...}};
 }
+
+template <class Gemm>
+constexpr FormatTable kFormats = make_format_table<Gemm>(std::make_integer_sequence<int, kFormatIds>{});
 
 // A view's format is one of formats.def: whoever packed the matrix has checked it.
 template <class Gemm>
 constexpr MatmulKernels matmul_kernels(void (*enter_thread)()) {
-  MatmulKernels kernels = {};
-  kernels.quantize_row = &quantize_row;
-  kernels.round_row = &round_row;
-  kernels.gemv = [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
-                    int64_t y_stride) {
-    kByFormat<decltype(kernels.gemv), ChooseGemv>.of[w.format](w, x, begin, end, y, y_stride);
+  return {
+      Gemm::reads,
+      &quantize_row,
+      &round_row,
+      [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
+         int64_t y_stride) { kFormats<Gemm>.of[w.format].gemv(w, x, begin, end, y, y_stride); },
+      [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y, int64_t y_stride,
+         void* scratch) { kFormats<Gemm>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
+      [](const MatrixView& w, int64_t row, float* out) {
+        kFormats<Gemm>.of[w.format].dequantize_row(w, row, out);
+      },
+      enter_thread,
   };
-  kernels.dequantize_row = [](const MatrixView& w, int64_t row, float* out) {
-    kByFormat<decltype(kernels.dequantize_row), ChooseDequantize>.of[w.format](w, row, out);
-  };
-  return with_gemm<Gemm>(kernels, enter_thread);
 }
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -11,10 +11,8 @@
 namespace isthmus {
 
 const KernelTable& amx_table() {
-  // The vectors beside the matrix unit are AVX-512's: so are all products but the GEMM.
-  static const KernelTable table = {
-      "amx", amx::with_gemm<amx::HalvesGemm>(avx512_table().matmul, &amx::load_tile_config),
-      amx::row_kernels(&amx::attention_amx), amx::tile_limits()};
+  static constexpr KernelTable table = {"amx", amx::matmul_kernels<amx::HalvesGemm>(&amx::load_tile_config),
+                                        amx::row_kernels(&amx::attention_amx), amx::tile_limits()};
   return table;
 }
 
