@@ -89,15 +89,15 @@ nb::object quantize(const std::string& isa, Floats x) {
   Memory memory = allocate(activation_bytes(kCodes, rows, rows, columns));
   const ActivationView view = view_activations(kCodes, memory.get(), rows, rows, columns, x.data(), columns);
   fill_rows(k, view, 0, rows);
-  std::vector<float> sums;  // of_16, of_32, pairs
-  for (const CodeSums* s = view.sums; s < view.sums + steps * m; ++s) {
-    sums.insert(sums.end(), s->of_16, s->of_16 + 4);
-    sums.insert(sums.end(), s->of_32, s->of_32 + 2);
-    sums.insert(sums.end(), s->pairs, s->pairs + 4);
+  std::vector<float> facts;  // scale, of_16, of_32, pairs
+  for (const CodeBlock* b = view.blocks; b < view.blocks + steps * m; ++b) {
+    facts.insert(facts.end(), b->scale, b->scale + 2);
+    facts.insert(facts.end(), b->of_16, b->of_16 + 4);
+    facts.insert(facts.end(), b->of_32, b->of_32 + 2);
+    facts.insert(facts.end(), b->pairs, b->pairs + 4);
   }
   return nb::make_tuple(array(std::vector<int8_t>(view.codes, view.codes + steps * m * 64), {steps, m, 64}),
-                        array(std::vector<float>(view.scales, view.scales + steps * m), {steps, m}),
-                        array(std::move(sums), {steps, m, 10}));
+                        array(std::move(facts), {steps, m, 12}));
 }
 
 // y[M, n] for the rows of w in strips [begin, end). driver: "gemv" or "gemm"; pitch 0: as many places as

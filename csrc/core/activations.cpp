@@ -7,8 +7,7 @@ constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / un
 
 int64_t codes_bytes(int pitch, int64_t columns) {
   const int64_t places = num_steps(columns) * pitch;
-  return places * kStepColumns + round_up(places * sizeof(float), 64) +
-         round_up(places * sizeof(CodeSums), 64);
+  return places * kStepColumns + round_up(places * sizeof(CodeBlock), 64);
 }
 
 int64_t halves_bytes(int rows, int64_t columns) {
@@ -50,9 +49,7 @@ ActivationView view_activations(RowFields fields, void* memory, int rows, int pi
   if (fields.codes) {
     const int64_t places = num_steps(columns) * pitch;
     view.codes = reinterpret_cast<int8_t*>(at);
-    view.scales = reinterpret_cast<float*>(at + places * kStepColumns);
-    view.sums =
-        reinterpret_cast<CodeSums*>(at + places * kStepColumns + round_up(places * sizeof(float), 64));
+    view.blocks = reinterpret_cast<CodeBlock*>(at + places * kStepColumns);
     at += codes_bytes(pitch, columns);
   }
   if (fields.halves) view.halves = reinterpret_cast<uint16_t*>(at);
@@ -64,7 +61,7 @@ void fill_rows(const MatmulKernels& kernels, const ActivationView& x, int row_be
     const float* values = x.values + row * x.stride;
     if (x.codes != nullptr) {
       kernels.quantize_row(values, x.columns, row, x.pitch, const_cast<int8_t*>(x.codes),
-                           const_cast<float*>(x.scales), const_cast<CodeSums*>(x.sums));
+                           const_cast<CodeBlock*>(x.blocks));
     }
     if (x.halves != nullptr) kernels.round_row(values, x.columns, row, const_cast<uint16_t*>(x.halves));
   }

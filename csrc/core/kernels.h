@@ -19,10 +19,11 @@ struct MatrixView {
   int64_t columns;      // K
 };
 
-// Sums of 64 codes of x, in the forms that the products read without converting them.
-struct CodeSums {
-  float of_16[4], of_32[2];  // exact: below 2^24
-  int16_t pairs[4];          // per 16 columns once more; two side by side are one 32-bit lane
+// What belongs to 64 codes of x, in the forms that the products read without converting them.
+struct CodeBlock {
+  float scale[2];            // of 32 codes each: x is about scale * code
+  float of_16[4], of_32[2];  // sums of the codes; exact, below 2^24
+  int16_t pairs[4];          // the sums of 16 once more; two side by side are one 32-bit lane
 };
 
 // M rows of x, prepared for the products in one or more of three forms; a kernel reads one of them (Reads),
@@ -31,10 +32,9 @@ struct CodeSums {
 struct ActivationView {
   int rows;
   int pitch;
-  int64_t columns;         // K
-  const int8_t* codes;     // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
-  const float* scales;     // [ceil(K/64)][pitch]       one per row and block of 64
-  const CodeSums* sums;    // [ceil(K/64)][pitch]       of the same 64 codes
+  int64_t columns;          // K
+  const int8_t* codes;      // [ceil(K/64)][pitch][64]   x / scale, rounded to nearest even, |code| <= 127
+  const CodeBlock* blocks;  // [ceil(K/64)][pitch]       of the same 64 codes
   const uint16_t* halves;  // [ceil(rows/16)][ceil(K/32)][16][32]   bf16, zero past column K; rows past `rows`
                            // exist and hold anything: they reach no result
   const float* values;     // [rows][stride]            x itself
@@ -44,7 +44,7 @@ struct ActivationView {
 // How a format is multiplied (core/format.h says which).
 enum class Policy : int { Int8, Bf16, F32 };
 
-// The form of x that a product reads: `codes` (with scales and sums), `halves` or `values`.
+// The form of x that a product reads: `codes` (with `blocks`), `halves` or `values`.
 enum class Reads : int { Codes, Halves, Values };
 
 struct MatmulKernels {
@@ -52,9 +52,8 @@ struct MatmulKernels {
   // first wins where there are only vector products, the second with a matrix unit. BF16 weights: Halves;
   // fp32 and fp16: Values. gemv reads Codes for the integer formats and Values for the others.
   Reads int8_gemm;
-  // Quantises one row of x: places row `row` of a view with the given pitch. codes/scales/sums as above.
-  void (*quantize_row)(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
-                       CodeSums* sums);
+  // Quantises one row of x: places row `row` of a view with the given pitch. codes and blocks as above.
+  void (*quantize_row)(const float* x, int64_t columns, int row, int pitch, int8_t* codes, CodeBlock* blocks);
   // Rounds one row of x into `halves`, its place `row`.
   void (*round_row)(const float* x, int64_t columns, int row, uint16_t* halves);
   // y[m * y_stride + (n - 16 * strip_begin)] = sum_k x[m, k] w[n, k] for strips [strip_begin, strip_end),

@@ -1,17 +1,84 @@
-// GEMM without a matrix unit: int8 dot products over the requantised panel.
+// GEMM without a matrix unit: the arithmetic of gemv.h, bit for bit, over a panel of w that is unpacked once
+// for all rows of x. Codes are bytes there, scales and addends fp32.
 #pragma once
 
 #include "core/tuning.h"
 #include "drivers/gemv.h"
-#include "drivers/panel.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
+constexpr int kSliceSteps =
+    8;                         // a panel is at most 512 columns: two strips of it, 24 KB, stay in L1 beside x
+constexpr int kMaxScales = 4;  // in 64 columns
+
+// One strip x 64 columns.
+struct PanelStep {
+  uint8_t codes[1024];
+  float scale[kMaxScales][16], addend[kMaxScales][16];  // per scale_columns columns
+};
 static_assert(kSliceSteps * kGemmStrips * sizeof(PanelStep) <= kGemmScratchBytes);
 
-// R rows x kStrips strips over the steps of one slice; sums so far stand in y, and return there.
+// `columns` columns of a strip from `tiles` on; steps stand kStride panel steps apart.
+template <class F, int kStride>
+void fill_panel(const uint8_t* tiles, int64_t columns, PanelStep* out) {
+  for_each_step<F>(tiles, columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
+    constexpr int kPerHalf = 32 / F::scale_columns;
+    prefetch_ahead<kStepBytes<F>>(step.share);
+    unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
+      unroll<4>([&](auto p) ISTHMUS_INLINE_LAMBDA {
+        const CodePair u = step.template code_pair<half, p>();
+        store_u8(out->codes + 512 * half + 128 * p, u.first);
+        store_u8(out->codes + 512 * half + 128 * p + 64, u.second);
+      });
+      unroll<kPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+        store(out->scale[kPerHalf * half + j], step.template scale<half, j>());
+        if constexpr (F::has_addend) store(out->addend[kPerHalf * half + j], step.template addend<half, j>());
+      });
+    });
+    out += kStride;
+  });
+}
+
+// 32 columns of a step: R rows x kStrips strips.
 template <class F, int R, int kStrips>
-void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, int64_t first_step, int row,
+ISTHMUS_INLINE void add_half(const PanelStep* w, const XHalf& x, f32v (&acc)[R][kStrips]) {
+  constexpr int kColumns = F::scale_columns, kPerHalf = 32 / kColumns;
+  f32v t[R][kStrips];
+  ISTHMUS_ROWS(R) {
+    for (int s = 0; s < kStrips; ++s) t[r][s] = zero();
+  }
+  unroll<kPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+    i32v dots[R][kStrips];
+    ISTHMUS_ROWS(R) {
+      for (int s = 0; s < kStrips; ++s) dots[r][s] = x.template start<F::zero, j, kColumns>(r);
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < kColumns / 4; ++g) {
+      u8v u[kStrips];
+      for (int s = 0; s < kStrips; ++s)
+        u[s] = load_u8(w[s].codes + 512 * x.half + 16 * kColumns * j + 64 * g);
+      ISTHMUS_ROWS(R) {
+        const int8_t* codes = x.codes + 64 * r + kColumns * j + 4 * g;
+        for (int s = 0; s < kStrips; ++s) dots[r][s] = dot<F::max_code>(dots[r][s], u[s], codes);
+      }
+    }
+    for (int s = 0; s < kStrips; ++s) {
+      const f32v scale = load(w[s].scale[kPerHalf * x.half + j]);
+      ISTHMUS_ROWS(R) t[r][s] = fma(scale, to_f32(dots[r][s]), t[r][s]);
+      if constexpr (F::has_addend) {
+        const f32v addend = load(w[s].addend[kPerHalf * x.half + j]);
+        ISTHMUS_ROWS(R) t[r][s] = fma(addend, x.template sum<j, kColumns>(r), t[r][s]);
+      }
+    }
+  });
+  ISTHMUS_ROWS(R) {
+    for (int s = 0; s < kStrips; ++s) acc[r][s] = fma(x.scale(r), t[r][s], acc[r][s]);
+  }
+}
+
+// R rows x kStrips strips over the columns of one slice; sums so far stand in y, and return there.
+template <class F, int R, int kStrips>
+void gemm_block(const PanelStep* panel, int64_t columns, const ActivationView& x, int64_t first_step, int row,
                 float* y, int64_t y_stride, int lanes) {
   f32v acc[R][kStrips];
   const auto width = [&](int s) ISTHMUS_INLINE_LAMBDA { return s == kStrips - 1 ? lanes : kStripRows; };
@@ -19,30 +86,11 @@ void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, 
     constexpr int r = i / kStrips, s = i % kStrips;
     acc[r][s] = first_step == 0 ? zero() : load_part(y + r * y_stride + s * kStripRows, width(s));
   });
-  for (int64_t step = 0; step < steps; ++step, panel += kGemmStrips) {
-    const int64_t place = (first_step + step) * x.pitch + row;
-    const int8_t* codes = x.codes + place * 64;
-    const CodeSums* sums = x.sums + place;
-    i32v dots[R][kStrips];
-    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-      i32v start = set1_i32(0);
-      if constexpr (kSignedPanel<F>) {
-        start = add(pair_product<-128, -128>(sums[r].pairs), pair_product<-128, -128>(sums[r].pairs + 2));
-      }
-      for (int s = 0; s < kStrips; ++s) dots[r][s] = start;
-    });
-#pragma GCC unroll 2
-    for (int g = 0; g < 16; ++g) {
-      u8v u[kStrips];
-      for (int s = 0; s < kStrips; ++s) u[s] = load_u8(panel[s].codes + 64 * g);
-      ISTHMUS_ROWS(R) {
-        for (int s = 0; s < kStrips; ++s) dots[r][s] = dot<255>(dots[r][s], u[s], codes + 64 * r + 4 * g);
-      }
-    }
-    unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
-      constexpr int r = i / kStrips, s = i % kStrips;
-      acc[r][s] = fold<F>(dots[r][s], panel[s], sums[r], x.scales[place + r], acc[r][s]);
-    });
+  for (int64_t k = 0; k < columns; k += 32) {
+    const int64_t step = k / 64, place = (first_step + step) * x.pitch + row;
+    const int half = static_cast<int>(k / 32 % 2);
+    add_half<F, R, kStrips>(panel + step * kGemmStrips,
+                            {x.codes + place * 64 + 32 * half, x.blocks + place, half}, acc);
   }
   unroll<R * kStrips>([&](auto i) ISTHMUS_INLINE_LAMBDA {
     constexpr int r = i / kStrips, s = i % kStrips;
@@ -53,29 +101,26 @@ void gemm_block(const PanelStep* panel, int64_t steps, const ActivationView& x, 
 template <class F, int kStrips>
 void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, float* y,
                 int64_t y_stride, int lanes, PanelStep* panel) {
-  constexpr uint8_t kFlip = kSignedPanel<F> ? 0x80 : 0;
   constexpr int64_t kSliceColumns = kSliceSteps * 64;
   for (int64_t k = 0; k < x.columns; k += kSliceColumns) {
     const int64_t columns = x.columns - k < kSliceColumns ? x.columns - k : kSliceColumns;
     for (int s = 0; s < kStrips; ++s) {
-      fill_panel<F, kFlip, kGemmStrips>(
-          tiles + s * strip_bytes + k / F::block_columns * kStripRows * F::block_bytes, columns, panel + s);
+      fill_panel<F, kGemmStrips>(tiles + s * strip_bytes + k * kStepBytes<F> / 64, columns, panel + s);
     }
-    const int64_t steps = (columns + 63) / 64;
     int row = 0;
     for (; row + kGemmRows <= x.rows; row += kGemmRows) {
-      gemm_block<F, kGemmRows, kStrips>(panel, steps, x, k / 64, row, y + row * y_stride, y_stride, lanes);
+      gemm_block<F, kGemmRows, kStrips>(panel, columns, x, k / 64, row, y + row * y_stride, y_stride, lanes);
     }
     for (; row < x.rows; ++row) {
-      gemm_block<F, 1, kStrips>(panel, steps, x, k / 64, row, y + row * y_stride, y_stride, lanes);
+      gemm_block<F, 1, kStrips>(panel, columns, x, k / 64, row, y + row * y_stride, y_stride, lanes);
     }
   }
 }
 
 template <class F>
-void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
-               int64_t y_stride, void* scratch) {
-  const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
+void gemm_codes(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end,
+                float* y, int64_t y_stride, void* scratch) {
+  const int64_t strip_bytes = w.columns / F::block_columns * kTileBytes<F>;
   auto* panel = static_cast<PanelStep*>(scratch);
   for (int64_t strip = strip_begin; strip < strip_end;) {
     const uint8_t* tiles = w.data + strip * strip_bytes;
@@ -95,7 +140,7 @@ void gemm_int8(const MatrixView& w, const ActivationView& x, int64_t strip_begin
 struct CodesGemm {
   static constexpr Reads reads = Reads::Codes;
   template <class F>
-  static constexpr auto kernel = &gemm_int8<F>;
+  static constexpr auto kernel = &gemm_codes<F>;
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -1,9 +1,9 @@
 // GEMV: 1 to kGemvRows rows of x share one unpack of a strip; more rows are a loop. Bound by reading w.
 //
 // A lane is a row of w, so there are no horizontal sums and every instruction set gives the same bits. Per
-// step of 64 columns and row of x, scales in k order:
+// 32 columns and row of x, scales in k order:
 //   t = 0;  t = fma(s_j, float(idot_j), t), then t = fma(addend_j, float(sum_j), t);  acc = fma(dx, t, acc)
-// where idot_j = sum of (u - zero) * code, exact in 32 bits.
+// where idot_j = sum of (u - zero) * code, exact in 32 bits. The GEMM of gemm_simd.h does the same.
 #pragma once
 
 #include "drivers/steps.h"
@@ -22,37 +22,38 @@ ISTHMUS_INLINE void prefetch_ahead(const uint8_t* p) {
   unroll<(kBytes + 63) / 64>([&](auto i) ISTHMUS_INLINE_LAMBDA { prefetch(p + kPrefetchBytes + 64 * i); });
 }
 
-// Consecutive rows of the prepared x at one step; row r stands at codes + 64 r, sums + r, scales + r.
-struct XStep {
+// Consecutive rows of 32 columns of the prepared x; row r stands at codes + 64 r, blocks + r.
+struct XHalf {
   const int8_t* codes;
-  const CodeSums* sums;
-  const float* scales;
+  const CodeBlock* blocks;
+  int half;
 
-  // Sum of the codes of kColumns columns from column kFrom of the step: as fp32, and times -kZero in 32 bits.
-  template <int kFrom, int kColumns>
+  // Scale J of kColumns columns of these: the sum of their codes as fp32, and times -kZero in 32 bits.
+  template <int J, int kColumns>
   ISTHMUS_INLINE f32v sum(int row) const {
     static_assert(kColumns == 16 || kColumns == 32);
-    return set1(kColumns == 16 ? sums[row].of_16[kFrom / 16] : sums[row].of_32[kFrom / 32]);
+    return set1(kColumns == 16 ? blocks[row].of_16[2 * half + J] : blocks[row].of_32[half]);
   }
-  template <int kZero, int kFrom, int kColumns>
+  template <int kZero, int J, int kColumns>
   ISTHMUS_INLINE i32v start(int row) const {
     if constexpr (kZero == 0) return set1_i32(0);
-    constexpr int kLow = kColumns == 32 || kFrom % 32 == 0 ? -kZero : 0,
-                  kHigh = kColumns == 32 ? -kZero : -kZero - kLow;
-    return pair_product<kLow, kHigh>(sums[row].pairs + kFrom / 32 * 2);
+    constexpr int kLow = kColumns == 32 || J == 0 ? -kZero : 0, kHigh = kColumns == 32 || J == 1 ? -kZero : 0;
+    return pair_product<kLow, kHigh>(blocks[row].pairs + 2 * half);
   }
+  ISTHMUS_INLINE f32v scale(int row) const { return set1(blocks[row].scale[half]); }
 };
 
 template <class F, int R, int kHalf, class S>
-ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
+ISTHMUS_INLINE void add_half_step(const S& step, const XHalf& x, f32v (&acc)[R]) {
   constexpr int kColumns = F::scale_columns;
+  f32v t[R];
+  ISTHMUS_ROWS(R) t[r] = zero();
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-    constexpr int kFrom = 32 * kHalf + kColumns * j;
     i32v dots[R];
-    ISTHMUS_ROWS(R) dots[r] = x.template start<F::zero, kFrom, kColumns>(r);
+    ISTHMUS_ROWS(R) dots[r] = x.template start<F::zero, j, kColumns>(r);
     unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
       const CodePair u = step.template code_pair<kHalf, kColumns / 8 * j + p>();
-      const int8_t* codes = x.codes + kFrom + 8 * p;
+      const int8_t* codes = x.codes + kColumns * j + 8 * p;
       ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u.first, codes + 64 * r);
       ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u.second, codes + 64 * r + 4);
     });
@@ -60,9 +61,10 @@ ISTHMUS_INLINE void add_half_step(const S& step, const XStep& x, f32v (&t)[R]) {
     ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[r]), t[r]);
     if constexpr (F::has_addend) {
       const f32v addend = step.template addend<kHalf, j>();
-      ISTHMUS_ROWS(R) t[r] = fma(addend, x.template sum<kFrom, kColumns>(r), t[r]);
+      ISTHMUS_ROWS(R) t[r] = fma(addend, x.template sum<j, kColumns>(r), t[r]);
     }
   });
+  ISTHMUS_ROWS(R) acc[r] = fma(x.scale(r), t[r], acc[r]);
 }
 
 template <class F, int R>
@@ -70,16 +72,15 @@ void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y
                 int lanes) {
   f32v acc[R];
   ISTHMUS_ROWS(R) acc[r] = zero();
-  XStep at = {x.codes + int64_t{64} * row, x.sums + row, x.scales + row};
+  const int8_t* codes = x.codes + int64_t{64} * row;
+  const CodeBlock* blocks = x.blocks + row;
   for_each_step<F>(strip, x.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
     prefetch_ahead<kStepBytes<F>>(step.share);
-    f32v t[R];
-    ISTHMUS_ROWS(R) t[r] = zero();
-    unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA { add_half_step<F, R, half>(step, at, t); });
-    ISTHMUS_ROWS(R) acc[r] = fma(set1(at.scales[r]), t[r], acc[r]);
-    at.codes += int64_t{64} * x.pitch;
-    at.sums += x.pitch;
-    at.scales += x.pitch;
+    unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
+      add_half_step<F, R, half>(step, XHalf{codes + 32 * half, blocks, half}, acc);
+    });
+    codes += int64_t{64} * x.pitch;
+    blocks += x.pitch;
   });
   ISTHMUS_ROWS(R) store_part(y + r * y_stride, acc[r], lanes);
 }
@@ -136,7 +137,7 @@ void gemv(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int
       const int left = x.rows - row;
       const auto take = [&]<int R>(Int<R>) {
         if (kGemvRows < R || left < R) return false;
-        gemv_rows<F, kGemvRows < R ? 1 : R>(tiles, x, row, out, y_stride, lanes);
+        gemv_rows < F, kGemvRows<R ? 1 : R>(tiles, x, row, out, y_stride, lanes);
         row += R;
         return true;
       };

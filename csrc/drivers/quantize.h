@@ -5,36 +5,41 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-// Per 64 columns: scale = amax / 127, code = round(x * (127 / amax)) to nearest even. Where amax is below
+// Per 32 columns: scale = amax / 127, code = round(x * (127 / amax)) to nearest even. Where amax is below
 // 2^-100 (zero, or so small that 127 / amax is not finite) scale and codes are 0.
-inline void quantize_block(const float* x, int count, int8_t* codes, float* scale, CodeSums* sums) {
-  f32v values[4];
-  f32v top = zero();
-  for (int i = 0; i < 4; ++i) {
+//
+// 32: per 64 columns the products' error, as KL of the demo model's distributions, is 0.6 to 0.7 %, per 32
+// 0.3 to 0.4 %, per 16 0.16 %; norm weights leave outlier channels. It costs the GEMV one fma in 64 columns.
+inline void quantize_half(const float* x, int count, int half, int8_t* codes, CodeBlock& block) {
+  f32v values[2], top = zero();
+  for (int i = 0; i < 2; ++i) {
     const int left = count - 16 * i;
     values[i] = load_part(x + (left > 0 ? 16 * i : 0), left < 0 ? 0 : left > 16 ? 16 : left);
     top = max(top, as_f32(bit_and(as_i32(values[i]), set1_i32(0x7fffffff))));
   }
   const float largest = reduce_max(top);
   const bool tiny = largest < 0x1p-100f;
-  *scale = tiny ? 0.0f : largest / 127.0f;
+  block.scale[half] = tiny ? 0.0f : largest / 127.0f;
   const f32v inverse = set1(tiny ? 0.0f : 127.0f / largest);
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 2; ++i) {
     const i32v code = round_to_i32(mul(values[i], inverse));
     store_s8(codes + 16 * i, code);
-    sums->of_16[i] = reduce_add(to_f32(code));
-    sums->pairs[i] = static_cast<int16_t>(sums->of_16[i]);
+    block.of_16[2 * half + i] = reduce_add(to_f32(code));
+    block.pairs[2 * half + i] = static_cast<int16_t>(block.of_16[2 * half + i]);
   }
-  sums->of_32[0] = sums->of_16[0] + sums->of_16[1];
-  sums->of_32[1] = sums->of_16[2] + sums->of_16[3];
+  block.of_32[half] = block.of_16[2 * half] + block.of_16[2 * half + 1];
 }
 
-inline void quantize_row(const float* x, int64_t columns, int row, int pitch, int8_t* codes, float* scales,
-                         CodeSums* sums) {
+inline void quantize_row(const float* x, int64_t columns, int row, int pitch, int8_t* codes,
+                         CodeBlock* blocks) {
   int64_t place = row;
   for (int64_t k = 0; k < columns; k += 64, place += pitch) {
-    const int count = columns - k < 64 ? static_cast<int>(columns - k) : 64;
-    quantize_block(x + k, count, codes + 64 * place, scales + place, sums + place);
+    for (int half = 0; half < 2; ++half) {
+      const int64_t left = columns - k - 32 * half;
+      const int count = left < 0 ? 0 : left < 32 ? static_cast<int>(left) : 32;
+      quantize_half(x + (count > 0 ? k + 32 * half : 0), count, half, codes + 64 * place + 32 * half,
+                    blocks[place]);
+    }
   }
 }
 

@@ -39,15 +39,6 @@ struct Step {
       return {codes<Half, 2 * P>(), codes<Half, 2 * P + 1>()};
     }
   }
-  // u - zero; a format whose file has it so may give it directly.
-  template <int Half, int G>
-  ISTHMUS_INLINE u8v signed_codes() const {
-    if constexpr (requires { F::template signed_codes<0, 0>(tile[0], part); }) {
-      return F::template signed_codes<chunk<Half>(), G>(tile[Half], part);
-    } else {
-      return sub_u8(codes<Half, G>(), set1_u8(F::zero));
-    }
-  }
   // J = scale within the half
   template <int Half, int J>
   ISTHMUS_INLINE int scale_index() const {

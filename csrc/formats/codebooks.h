@@ -14,15 +14,4 @@ inline constexpr uint8_t kNonlinearCodes[16] = {0,   23,  44,  62,  78,  92,  10
 constexpr int kFp4Zero = 12, kFp4Max = 24;
 inline constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-struct SignedCodes {
-  uint8_t of[16];
-};
-constexpr SignedCodes signed_table(const uint8_t (&codes)[16], int zero) {
-  SignedCodes table = {};
-  for (int i = 0; i < 16; ++i) table.of[i] = static_cast<uint8_t>(codes[i] - zero);
-  return table;
-}
-inline constexpr SignedCodes kNonlinearSigned = signed_table(kNonlinearCodes, kNonlinearZero);
-inline constexpr SignedCodes kFp4Signed = signed_table(kFp4Codes, kFp4Zero);
-
 }  // namespace isthmus::ISTHMUS_ISA

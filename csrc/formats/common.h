@@ -9,8 +9,7 @@
 //   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows
 //   each codes<C, G>(tile)       u of columns 32 C + 4 G .. + 3 for 16 rows, G = 0..7
 //     or code_pair<C, P>(tile, part)   groups 2 P and 2 P + 1 together, where one lookup gives both
-//   signed_codes<C, G>(tile, part)   optional: u - zero, where that is cheaper
-//   panel_top               optional: the largest code of the GEMM's panel, below 127 (drivers/panel.h)
+//   exact_in_bf16           optional: the weights are bf16 numbers (drivers/pair_panel.h)
 // for Policy::F32 and Policy::Bf16:
 //   column<C>(tile)         column C of the tile as fp32, 16 rows
 #pragma once

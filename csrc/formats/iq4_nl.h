@@ -31,10 +31,6 @@ struct Format<20> {
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
     return lookup(kNonlinearCodes, nibbles<G / 4>(tile + 32 + 64 * (G % 4)));
   }
-  template <int C, int G>
-  static ISTHMUS_INLINE u8v signed_codes(const uint8_t* tile, int) {
-    return lookup(kNonlinearSigned.of, nibbles<G / 4>(tile + 32 + 64 * (G % 4)));
-  }
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

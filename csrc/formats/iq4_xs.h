@@ -44,10 +44,6 @@ struct Format<23> {
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
     return lookup(kNonlinearCodes, indexes<G>(tile, 2 * part + C));
   }
-  template <int C, int G>
-  static ISTHMUS_INLINE u8v signed_codes(const uint8_t* tile, int part) {
-    return lookup(kNonlinearSigned.of, indexes<G>(tile, 2 * part + C));
-  }
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -20,9 +20,6 @@ struct Format<39> {
 
   static constexpr int zero = kFp4Zero, max_code = kFp4Max, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
-  // Scales are powers of two: with 8 panel codes to a code of the file, every block within a factor of 8 of
-  // the largest is exact.
-  static constexpr int panel_top = 96;
   static constexpr bool exact_in_bf16 = true;
 
   struct Scales {
@@ -40,10 +37,6 @@ struct Format<39> {
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
     return lookup(kFp4Codes, nibbles<G / 4>(tile + 16 + 64 * (G % 4)));
-  }
-  template <int C, int G>
-  static ISTHMUS_INLINE u8v signed_codes(const uint8_t* tile, int) {
-    return lookup(kFp4Signed.of, nibbles<G / 4>(tile + 16 + 64 * (G % 4)));
   }
 };
 

@@ -45,10 +45,6 @@ struct Format<40> {
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
     return lookup(kFp4Codes, indexes<C, G>(tile));
   }
-  template <int C, int G>
-  static ISTHMUS_INLINE u8v signed_codes(const uint8_t* tile, int) {
-    return lookup(kFp4Signed.of, indexes<C, G>(tile));
-  }
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

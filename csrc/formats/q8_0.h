@@ -28,11 +28,7 @@ struct Format<8> {
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
-    return bit_xor(signed_codes<C, G>(tile, 0), set1_u8(128));
-  }
-  template <int C, int G>
-  static ISTHMUS_INLINE u8v signed_codes(const uint8_t* tile, int) {
-    return load_u8(tile + 32 + 64 * G);
+    return bit_xor(load_u8(tile + 32 + 64 * G), set1_u8(128));
   }
 };
 

@@ -20,7 +20,6 @@ struct Format<35> {
 
   static constexpr int zero = 1, max_code = 3, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
-  static constexpr int panel_top = 126;  // even: 1 d and 2 d are both exact
 
   struct Scales {
     f32v d;

@@ -13,18 +13,15 @@ constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / un
 // The places of one block of 64 columns, writable: views are const for those who read them.
 struct Block {
   int8_t* codes;
-  float* scales;
-  CodeSums* sums;
+  CodeBlock* facts;
 
   Block(const ActivationView& x, int64_t block)
       : codes(const_cast<int8_t*>(x.codes) + block * x.pitch * kStepColumns),
-        scales(const_cast<float*>(x.scales) + block * x.pitch),
-        sums(const_cast<CodeSums*>(x.sums) + block * x.pitch) {}
+        facts(const_cast<CodeBlock*>(x.blocks) + block * x.pitch) {}
 
   void copy(int to, const Block& from, int row) const {
     std::memcpy(codes + to * kStepColumns, from.codes + row * kStepColumns, kStepColumns);
-    scales[to] = from.scales[row];
-    sums[to] = from.sums[row];
+    facts[to] = from.facts[row];
   }
 };
 
@@ -64,8 +61,7 @@ ActivationView slice_rows(const ActivationView& x, int64_t begin, int rows) {
   slice.rows = rows;
   if (x.codes != nullptr) {
     slice.codes += begin * kStepColumns;
-    slice.scales += begin;
-    slice.sums += begin;
+    slice.blocks += begin;
   }
   if (x.halves != nullptr) slice.halves = halves_at(x, begin, 0);
   if (x.values != nullptr) slice.values += begin * x.stride;
@@ -112,7 +108,7 @@ void store_block(const MatmulKernels& kernels, RowFields fields, const float* ti
     }
     if (fields.codes) {
       const Block target(to, block);
-      kernels.quantize_row(from, columns, row, to.pitch, target.codes, target.scales, target.sums);
+      kernels.quantize_row(from, columns, row, to.pitch, target.codes, target.facts);
     }
   }
 }

@@ -153,16 +153,6 @@ ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
   return {product, product};
 }
 
-ISTHMUS_INLINE __m256i requantise_half(__m256i q, __m256i factor) {
-  const __m256i f = _mm256_blend_epi16(factor, _mm256_slli_epi32(factor, 16), 0xaa);
-  const __m256i even = _mm256_mulhrs_epi16(_mm256_slli_epi16(q, 8), f);
-  const __m256i odd = _mm256_mulhrs_epi16(_mm256_and_si256(q, _mm256_set1_epi16(-256)), f);
-  return _mm256_blendv_epi8(even, _mm256_slli_epi16(odd, 8), _mm256_set1_epi16(-256));
-}
-ISTHMUS_INLINE u8v requantise(u8v q, i32v factor) {
-  return {requantise_half(q.lo, factor.lo), requantise_half(q.hi, factor.hi)};
-}
-
 ISTHMUS_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -99,14 +99,6 @@ ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
   return {_mm512_madd_epi16(_mm512_set1_epi32(both), _mm512_set1_epi32((kLow & 0xffff) | kHigh * 0x10000))};
 }
 
-ISTHMUS_INLINE u8v requantise(u8v q, i32v factor) {
-  const __m512i f =
-      _mm512_or_si512(_mm512_and_si512(factor.v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(factor.v, 16));
-  const __m512i even = _mm512_mulhrs_epi16(_mm512_slli_epi16(q.v, 8), f);
-  const __m512i odd = _mm512_mulhrs_epi16(_mm512_and_si512(q.v, _mm512_set1_epi16(-256)), f);
-  return {_mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8))};
-}
-
 ISTHMUS_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace isthmus::ISTHMUS_ISA

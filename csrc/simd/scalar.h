@@ -10,8 +10,8 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-// Rows of x that share one unpack, then rows of x and strips of w in one GEMM register block. One here: vectors
-// of 64 bytes spill in any case, and every further row is a minute of compile time.
+// Rows of x that share one unpack, then rows of x and strips of w in one GEMM register block. One here:
+// vectors of 64 bytes spill in any case, and every further row is a minute of compile time.
 constexpr int kGemvRows = 1;
 constexpr int kGemmRows = 1;
 constexpr int kGemmStrips = 1;
@@ -113,7 +113,7 @@ ISTHMUS_INLINE void store_s8(int8_t* p, i32v a) {  // saturates
   ISTHMUS_LANES p[i] = static_cast<int8_t>(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
 }
 
-// dot and requantise are calls here: inlined some hundred times a driver they made a megabyte of code.
+// dot is a call here: inlined some hundred times a driver it made a megabyte of code.
 static __attribute__((noinline, unused)) void add_products(void* acc, const void* u, const int8_t* x) {
   // |u * x| <= 255 * 128 fits 16 bits, whose products every baseline vector unit has; 32-bit ones it has not.
   // Quarter by quarter: 64-byte values are copied 8 bytes at a time, and reading them back as 16 then stalls.
@@ -147,17 +147,6 @@ ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
 template <int kLow, int kHigh>
 ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
   return set1_i32(kLow * pair[0] + kHigh * pair[1]);
-}
-
-// Each signed byte q of a lane becomes the low byte of round(q * factor / 128), ties upwards; factor is the
-// lane's, |factor| < 2^15. That is the rounding high product of 16-bit halves (PMULHRSW) of q << 8.
-static __attribute__((noinline, unused)) u8v requantise(const u8v& q, const i32v& factor) {
-  u32x16 codes = {};
-  for (int shift = 0; shift < 32; shift += 8) {
-    const i32x16 high = (i32x16)(q.v >> shift << 24) >> 16;  // q << 8, with its sign
-    codes |= (u32x16)(((high * factor.v + 0x4000) >> 15) & 255) << shift;
-  }
-  return {codes};
 }
 
 ISTHMUS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
