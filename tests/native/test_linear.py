@@ -14,13 +14,13 @@ from isthmus import native
 from isthmus.formats.spec import by_name
 
 
-def bound_of(name: str, gemm: bool) -> float:
+def bound_of(name: str) -> float:
     """Relative error of one product: fp32 rounding, bf16 rounding of x, or the int8 drivers' (design 6)."""
     if name in ("f32", "f16"):
         return 1e-5
     if name == "bf16":
         return 0.003
-    return 0.012 if gemm else 0.01
+    return 0.01
 
 
 @pytest.fixture(autouse=True)
@@ -58,14 +58,14 @@ def relative_error(y: torch.Tensor, expected: np.ndarray) -> float:
 def test_one_matrix_of_every_format_and_odd_height(name: str, rows: int) -> None:
     w = random_weight(name, 1, rows, 512, seed=rows)
     op = native.Linear([w.packed])
-    for gemm, counts in [(False, (1, 3, 8)), (True, (9, 17, 40))]:
+    for counts in [(1, 3, 8), (9, 17, 40)]:
         outputs, products = [], []
         for tokens in counts:
             x = torch.randn(tokens, 512, generator=torch.Generator().manual_seed(tokens))
             outputs.append(apply(op, x))
             products.append(x.double().numpy() @ w.values[0].T)
         # Of all rows together: the 8 outputs of one are too small a sample. A wrong row still shows as 20 %.
-        assert relative_error(torch.cat(outputs), np.concatenate(products)) <= bound_of(name, gemm)
+        assert relative_error(torch.cat(outputs), np.concatenate(products)) <= bound_of(name)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -96,7 +96,7 @@ def test_int8_and_float_matrices_may_be_joined() -> None:
         x = torch.randn(tokens, 256)
         y = apply(op, x)
         for i, w in enumerate(weights):
-            assert relative_error(y[:, 48 * i : 48 * (i + 1)], x.double().numpy() @ w.values[0].T) <= 0.012
+            assert relative_error(y[:, 48 * i : 48 * (i + 1)], x.double().numpy() @ w.values[0].T) <= 0.01
 
 
 def test_strides_are_respected_and_nothing_else_is_written() -> None:
@@ -122,7 +122,7 @@ def test_the_residual_may_be_out() -> None:
 def test_many_rows_of_wide_x_are_cut_into_groups() -> None:
     w = random_weight("q8_0", 1, 40, 16384, seed=3)  # 64 rows a group
     x = torch.randn(150, 16384)
-    assert relative_error(apply(native.Linear([w.packed]), x), x.double().numpy() @ w.values[0].T) <= 0.012
+    assert relative_error(apply(native.Linear([w.packed]), x), x.double().numpy() @ w.values[0].T) <= 0.01
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q5_1", "bf16", "f16"])
@@ -174,9 +174,7 @@ def test_each_head_is_multiplied_by_its_own_matrix(
             results.append(out)
         y = results[0][:, :, :rows]
         expected = np.einsum("thk,hnk->thn", x.double().numpy(), w.values)
-        assert relative_error(y.reshape(tokens, -1), expected.reshape(tokens, -1)) <= bound_of(
-            name, tokens > 8
-        )
+        assert relative_error(y.reshape(tokens, -1), expected.reshape(tokens, -1)) <= bound_of(name)
         assert bool((results[0][:, :, rows:] == 7).all())
         assert all(torch.equal(other, results[0]) for other in results)
 
