@@ -23,8 +23,9 @@ struct RowFields {
 
   void add(Reads form);
   void add(const RowFields& other);
-  // Bytes of one row that a product reads again for every strip.
-  int64_t bytes(int64_t columns) const { return columns * (codes + 2 * halves + 4 * values); }
+  // Bytes of one row that a product reads again for every strip. Halves do not count: their driver takes as
+  // many columns at a time as fit the cache.
+  int64_t bytes(int64_t columns) const { return columns * (codes + 4 * values); }
 };
 
 // Bytes of the block of memory that view_activations divides: codes and halves, no values. A multiple of 64.

@@ -6,7 +6,8 @@
 // times as inexact.
 //
 // While the tiles of a slice of columns multiply the first rows, the vector ports unpack the next slice. A
-// slice is 256 columns: its panel and its x are 16 KB each and stay in L1.
+// slice is 256 columns: its panel and its x are 16 KB each and stay in L1. Of many rows only so many columns
+// are taken in one pass over the strips as stay in the second cache.
 #pragma once
 
 #include "core/tuning.h"
@@ -16,13 +17,17 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-constexpr int kAccBlocks = 16;  // 512 rows of x at a time: their fp32 sums are 64 KB
+constexpr int kAccBlocks =
+    48;  // of 32 rows x 2 strips, 4 KB each: every sum of a pass over the strips of a call
+constexpr int kMostRows = 512;  // of x at a time
+// x of one pass over the strips: it is read again for every two of them, from the second cache.
+constexpr int64_t kPassBytes = 640 << 10;
 constexpr int kSliceColumns = 256;
 constexpr int kGroupColumns = 32, kTileSize = 1024;  // columns and bytes of a tile of bf16
 
 struct GemmScratch {
   uint8_t panel[2][2][kSliceColumns / 64 * kPairStepBytes];  // [parity of the slice][strip]
-  float acc[kAccBlocks][2][2][16][16];                       // [block][tile of x][strip][row][lane]
+  float acc[kAccBlocks][2][2][16][16];  // [pair of strips, block of rows][tile of x][strip][row][lane]
 };
 static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
 
@@ -92,7 +97,8 @@ void multiply_slice(const Slice& now, const uint8_t* x, int64_t x_tile, const Sl
   while (group < groups) multiply();
 }
 
-// Up to 512 rows of x from `first_row` on, against the strips of one call.
+// Rows [first_row, first_row + rows) of x against the strips of one call. Columns are taken in passes, a pass
+// goes over all pairs of strips, a pair over the slices of the pass.
 template <class F>
 struct GemmCall {
   const MatrixView& w;
@@ -103,74 +109,103 @@ struct GemmCall {
   int64_t y_stride;
   GemmScratch& s;
 
-  int64_t slices() const { return (w.columns + kSliceColumns - 1) / kSliceColumns; }
+  // Where the walk stands: a slice of a pair of strips.
+  struct Place {
+    int64_t pass, strip, column;
+  };
 
-  // Slice `at` of the walk over pairs of strips, each slice by slice.
-  Slice slice(int64_t at) const {
-    const int64_t strip = strip_begin + at / slices() * 2, k = at % slices() * kSliceColumns;
-    if (strip >= strip_end) return {};
+  int blocks() const { return (rows + 31) / 32; }
+  int64_t pass_columns() const {
+    const int64_t fit = kPassBytes / (rows * int64_t{sizeof(uint16_t)}) / kSliceColumns * kSliceColumns;
+    return fit < kSliceColumns ? kSliceColumns : fit;
+  }
+  int64_t pass_end(const Place& at) const {
+    const int64_t end = at.pass + pass_columns();
+    return end < w.columns ? end : w.columns;
+  }
+  bool done(const Place& at) const { return at.pass >= w.columns; }
+  Place after(Place at) const {
+    at.column += kSliceColumns;
+    if (at.column < pass_end(at)) return at;
+    at.strip += 2;
+    if (at.strip >= strip_end) at = {pass_end(at), strip_begin, 0};
+    at.column = at.pass;
+    return at;
+  }
+
+  Slice slice(const Place& at, int parity) const {
+    if (done(at)) return {};
     const int64_t strip_bytes = w.columns * kStepBytes<F> / 64;
-    const uint8_t* first = w.data + strip * strip_bytes + k * kStepBytes<F> / 64;
-    Slice slice = {{first}, w.columns - k < kSliceColumns ? w.columns - k : kSliceColumns, k, {}};
-    if (strip + 1 < strip_end) slice.source[1] = first + strip_bytes;
-    for (int n = 0; n < 2; ++n) slice.panel[n] = s.panel[at & 1][slice.source[n] ? n : 0];
+    const uint8_t* first = w.data + at.strip * strip_bytes + at.column * kStepBytes<F> / 64;
+    const int64_t rest = w.columns - at.column;
+    Slice slice = {{first}, rest < kSliceColumns ? rest : kSliceColumns, at.column, {}};
+    if (at.strip + 1 < strip_end) slice.source[1] = first + strip_bytes;
+    for (int n = 0; n < 2; ++n) slice.panel[n] = s.panel[parity][slice.source[n] ? n : 0];
     return slice;
   }
 
-  void write(int64_t strip, int block) const {
+  void write(int64_t strip, int block, const float (*acc)[2][16][16]) const {
     for (int r = 0; r < 32 && 32 * block + r < rows; ++r) {
       float* to = y + (first_row + 32 * block + r) * y_stride + (strip - strip_begin) * kStripRows;
       for (int n = 0; n < 2 && strip + n < strip_end; ++n) {
         const int64_t rest = w.rows - (strip + n) * kStripRows;
-        store_part(to + kStripRows * n, load(s.acc[block][r / 16][n][r % 16]),
+        store_part(to + kStripRows * n, load(acc[r / 16][n][r % 16]),
                    rest < kStripRows ? static_cast<int>(rest) : kStripRows);
       }
     }
   }
 
   template <int kTiles>
-  void multiply_block(const Slice& now, const Slice& next, int block, bool first, bool last) const {
+  void multiply_block(const Place& at, const Slice& now, const Slice& next, int block) const {
     const int64_t x_tile = (w.columns + kGroupColumns - 1) / kGroupColumns * kTileSize;
-    const uint8_t* codes = reinterpret_cast<const uint8_t*>(x.halves) +
-                           (first_row / 16 + 2 * block) * x_tile +
-                           now.first_column / kGroupColumns * kTileSize;
-    const bool alone = rows <= 32;  // then the sums stay where they are from slice to slice
-    if (first || !alone) load_sums<kTiles>(s.acc[block], first);
-    multiply_slice<F, kTiles>(now, codes, x_tile, next);
-    if (last || !alone) store_sums<kTiles>(s.acc[block]);
+    const uint8_t* halves = reinterpret_cast<const uint8_t*>(x.halves) +
+                            (first_row / 16 + 2 * block) * x_tile + at.column / kGroupColumns * kTileSize;
+    auto* acc = s.acc[(at.strip - strip_begin) / 2 * blocks() + block];
+    const bool last = at.column + now.columns == w.columns;
+    const bool alone = blocks() == 1;  // then the sums stay where they are from slice to slice of a pass
+    if (at.column == at.pass || !alone) load_sums<kTiles>(acc, at.column == 0);
+    multiply_slice<F, kTiles>(now, halves, x_tile, next);
+    if (at.column + kSliceColumns >= pass_end(at) || !alone) store_sums<kTiles>(acc);
+    if (last) write(at.strip, block, acc);
   }
 
   void run() const {
-    Slice now = slice(0);
+    Place at = {0, strip_begin, 0};
+    int parity = 0;
+    Slice now = slice(at, parity);
     for (int n = 0; n < 2; ++n) {
       if (now.source[n]) fill_pair_panel<F>(now.source[n], now.columns, now.panel[n], [] {});
     }
-    for (int64_t at = 0; now.source[0] != nullptr; ++at) {
-      Slice next = slice(at + 1);
-      const Slice after = next;
-      const bool first = at % slices() == 0, last = at % slices() == slices() - 1;
-      const int64_t strip = strip_begin + at / slices() * 2;
-      for (int block = 0; 32 * block < rows; ++block) {
+    while (!done(at)) {
+      const Place following = after(at);
+      const Slice after_now = slice(following, parity ^= 1);
+      Slice next = after_now;
+      for (int block = 0; block < blocks(); ++block) {
         if (rows - 32 * block > 16) {
-          multiply_block<2>(now, next, block, first, last);
+          multiply_block<2>(at, now, next, block);
         } else {
-          multiply_block<1>(now, next, block, first, last);
+          multiply_block<1>(at, now, next, block);
         }
-        if (last) write(strip, block);
         next = {};  // unpacked beside the first block
       }
-      now = after;
+      at = following;
+      now = after_now;
     }
   }
 };
 
+// As many rows and strips at a time as there is room for sums.
 template <class F>
 void gemm_halves(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end,
                  float* y, int64_t y_stride, void* scratch) {
-  for (int row = 0; row < x.rows; row += 32 * kAccBlocks) {
-    const int rows = x.rows - row < 32 * kAccBlocks ? x.rows - row : 32 * kAccBlocks;
-    GemmCall<F>{w, x, strip_begin, strip_end, row, rows, y, y_stride, *static_cast<GemmScratch*>(scratch)}
-        .run();
+  auto& s = *static_cast<GemmScratch*>(scratch);
+  for (int row = 0; row < x.rows; row += kMostRows) {
+    const int rows = x.rows - row < kMostRows ? x.rows - row : kMostRows;
+    const int64_t strips = kAccBlocks / ((rows + 31) / 32) * 2;
+    for (int64_t strip = strip_begin; strip < strip_end; strip += strips) {
+      const int64_t end = strip_end - strip < strips ? strip_end : strip + strips;
+      GemmCall<F>{w, x, strip, end, row, rows, y + (strip - strip_begin) * kStripRows, y_stride, s}.run();
+    }
   }
 }
 

@@ -114,7 +114,8 @@ void store_block(const MatmulKernels& kernels, RowFields fields, const float* ti
 }
 
 int64_t rows_per_group(int64_t rows, int64_t row_bytes) {
-  const int64_t most = std::max(tuning::kGroupMinRows, tuning::kActivationBytes / row_bytes / 16 * 16);
+  const int64_t fit = row_bytes == 0 ? tuning::kGroupMaxRows : tuning::kActivationBytes / row_bytes / 16 * 16;
+  const int64_t most = std::clamp(fit, tuning::kGroupMinRows, tuning::kGroupMaxRows);
   const int64_t groups = (rows + most - 1) / most;
   return groups <= 1 ? rows : std::min(most, round_up((rows + groups - 1) / groups, 16));
 }
