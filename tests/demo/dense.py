@@ -209,10 +209,10 @@ class Products:
 
 
 def all_products() -> list[Products]:
-    """Those that differ in their bits: one GEMV, the GEMM of vectors, and that of a matrix unit."""
+    """Those that differ in their bits: vectors, GEMV or GEMM alike, and the GEMM of a matrix unit."""
     vectors = [isa for isa in native.isa_names() if isa != "amx"][-1]
     units = [isa for isa in native.isa_names() if isa == "amx"]
-    return [Products("gemv", vectors), Products("gemm", vectors), *(Products("gemm", isa) for isa in units)]
+    return [Products("gemm", isa) for isa in (vectors, *units)]
 
 
 @dataclass(frozen=True)
