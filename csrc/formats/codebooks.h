@@ -1,4 +1,4 @@
-// The 16 values behind a 4-bit code, for a byte lookup: as codes u from 0 on, and signed.
+// The 16 values behind a 4-bit code, for a byte lookup, as codes u from 0 on.
 #pragma once
 
 #include "formats/common.h"

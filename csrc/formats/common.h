@@ -3,11 +3,12 @@
 // template <> struct Format<ggml id> holds all facts of one format:
 //   name, policy, block_columns, block_bytes, fields[]     the tile's layout (core/layout.h)
 // and, for Policy::Int8, where a weight is s * (u - zero) + addend:
-//   zero, max_code          the integer constant o, and the largest u; largest |u - zero| is derived
+//   zero, max_code          the integer constant o, and the largest u
 //   scale_columns           columns one scale covers: 16 or 32
 //   has_addend              whether the format has minima; addend = -minimum
-//   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows
-//   each codes<C, G>(tile)       u of columns 32 C + 4 G .. + 3 for 16 rows, G = 0..7
+//   struct Scales, open(tile), scale(scales, j), addend(scales, j)     j = scale within the tile, 16 rows;
+//                           what several formats have alike they inherit
+//   codes<C, G>(tile, part) u of columns 32 C + 4 G .. + 3 of a part for 16 rows, G = 0..7
 //     or code_pair<C, P>(tile, part)   groups 2 P and 2 P + 1 together, where one lookup gives both
 //   exact_in_bf16           optional: the weights are bf16 numbers (drivers/pair_panel.h)
 // for Policy::F32 and Policy::Bf16:
@@ -32,6 +33,25 @@ template <int Id>
 concept KnownFormat = requires { sizeof(Format<Id>); };
 
 ISTHMUS_INLINE f32v load_fp16(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
+
+// One fp16 scale for the whole block, at the start of the tile.
+struct OneScale {
+  struct Scales {
+    f32v d;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
+};
+
+// The same with a minimum, which the file adds, behind it.
+struct ScaleAndMinimum {
+  struct Scales {
+    f32v d, m;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile), load_fp16(tile + 32)}; }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
+  static ISTHMUS_INLINE f32v addend(const Scales& s, int) { return s.m; }
+};
 
 // The fp16 whose bits are the low half of each lane; it must be finite.
 ISTHMUS_INLINE f32v fp16_to_f32(i32v bits) {

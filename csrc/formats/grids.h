@@ -29,6 +29,35 @@ ISTHMUS_INLINE f32v odd_spare_scale(u8v signs) {
   return to_f32(dot<1>(set1_i32(1), bit_and(shift_right<7>(signs), set1_u8(1)), kTwice));
 }
 
+// IQ2_XS and IQ2_S: d/8 (2 ls + 1), ls in nibbles behind d.
+struct NibbleScales {
+  struct Scales {
+    f32v eighth;
+    const uint8_t* nibbles;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    return {mul(load_fp16(tile), set1(0.125f)), tile + 32};
+  }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
+    return mul(s.eighth, odd_nibble_scale(s.nibbles, j));
+  }
+};
+
+// IQ2_XXS and IQ3_XXS: d / kPart (2 ls + 1), ls in the spare bits of the signs behind d.
+template <int kPart>
+struct SpareScales {
+  struct Scales {
+    f32v part;
+    const uint8_t* signs;
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    return {mul(load_fp16(tile), set1(1.0f / kPart)), tile + 32};
+  }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
+    return mul(s.part, odd_spare_scale(load_u8(s.signs + 64 * j)));
+  }
+};
+
 // The eighth sign of each byte in place of its spare bit: the parity of the other seven.
 ISTHMUS_INLINE u8v with_eighth_sign(u8v signs) {
   const u8v seven = bit_and(signs, set1_u8(0x7f));

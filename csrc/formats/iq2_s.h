@@ -2,10 +2,13 @@
 //
 //   tile of 16 x 256, 1312 bytes   | at  | bytes | lanes           | file byte
 //   d                              |   0 |    32 | 16 fp16         | 0
-//   scales[b], b = 0..7            |  32 |   128 | 16 bytes each   | 74   ls of columns 32b.. low, 32b + 16..
-//   high qh[b]                          | 160 |   128 | 16 bytes each   | 66   bits 2l, 2l + 1: the upper
-//   bits of index l A[b]: signs[4b + i]            | 288 |   512 | 64-byte vectors | 34 index[4b + l], low 8
-//   bits      | 800 |   512 | 16 bytes each   | 2
+//   scales[b], b = 0..7            |  32 |   128 | 16 bytes each   | 74
+//   qh[b], b = 0..7                | 160 |   128 | 16 bytes each   | 66
+//   A[b]: signs[4b + i]            | 288 |   512 | 64-byte vectors | 34
+//   index[4b + l], low 8 bits      | 800 |   512 | 16 bytes each   | 2
+//
+//   scales[b]: ls of columns 32b.. in the low nibble, of 32b + 16.. in the high one
+//   qh[b]: bits 2l, 2l + 1 are the upper bits of index l
 #pragma once
 
 #include "formats/grids.h"
@@ -13,7 +16,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<22> {
+struct Format<22> : NibbleScales {
   static constexpr const char* name = "iq2_s";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 256, block_bytes = 82;
@@ -23,17 +26,6 @@ struct Format<22> {
 
   static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 16;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v eighth;
-    const uint8_t* scales;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
-    return {mul(load_fp16(tile), set1(0.125f)), tile + 32};
-  }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
-    return mul(s.eighth, odd_nibble_scale(s.scales, j));
-  }
 
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

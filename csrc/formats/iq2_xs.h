@@ -1,11 +1,13 @@
 // IQ2_XS: w = d/8 (2 ls[j] + 1) v, v = +- 8, 25, 43 from a grid of 512 points, j = column / 16.
 //
-//   tile of 16 x 256, 1184 bytes | at  | bytes | lanes          | file byte
-//   d                            |   0 |    32 | 16 fp16        | 0
-//   scales[b], b = 0..7          |  32 |   128 | 16 bytes each  | 66   ls of columns 32b.. low, 32b + 16..
-//   high A[b]                         | 160 |   512 | signs, see below | upper bytes of the 16-bit words from
-//   2 index[4b + l], low 8 bits    | 672 |   512 | 16 bytes each  | lower bytes of the words from 2 A: 7
-//   signs a group, the spare bit of byte l is bit 8 of index l
+//   tile of 16 x 256, 1184 bytes   | at  | bytes | lanes            | file byte
+//   d                              |   0 |    32 | 16 fp16          | 0
+//   scales[b], b = 0..7            |  32 |   128 | 16 bytes each    | 66
+//   A[b], b = 0..7                 | 160 |   512 | signs, see below | 3, every second byte
+//   index[4b + l], low 8 bits      | 672 |   512 | 16 bytes each    | 2, every second byte
+//
+//   scales[b]: ls of columns 32b.. in the low nibble, of 32b + 16.. in the high one
+//   A: 7 signs a group, the spare bit of byte l is bit 8 of index l
 #pragma once
 
 #include "formats/grids.h"
@@ -13,7 +15,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<17> {
+struct Format<17> : NibbleScales {
   static constexpr const char* name = "iq2_xs";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 256, block_bytes = 74;
@@ -25,17 +27,6 @@ struct Format<17> {
 
   static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 16;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v eighth;
-    const uint8_t* scales;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
-    return {mul(load_fp16(tile), set1(0.125f)), tile + 32};
-  }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
-    return mul(s.eighth, odd_nibble_scale(s.scales, j));
-  }
 
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

@@ -12,7 +12,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<16> {
+struct Format<16> : SpareScales<8> {
   static constexpr const char* name = "iq2_xxs";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 256, block_bytes = 66;
@@ -23,17 +23,6 @@ struct Format<16> {
 
   static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v eighth;
-    const uint8_t* signs;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
-    return {mul(load_fp16(tile), set1(0.125f)), tile + 32};
-  }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
-    return mul(s.eighth, odd_spare_scale(load_u8(s.signs + 64 * j)));
-  }
 
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

@@ -18,7 +18,7 @@ constexpr ByteMap kIq3XxsSignedCodes = repeated(kIq3XxsSigned);
 #endif
 
 template <>
-struct Format<18> {
+struct Format<18> : SpareScales<4> {
   static constexpr const char* name = "iq3_xxs";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 256, block_bytes = 98;
@@ -28,17 +28,6 @@ struct Format<18> {
 
   static constexpr int zero = 62, max_code = 124, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v quarter;
-    const uint8_t* signs;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
-    return {mul(load_fp16(tile), set1(0.25f)), tile + 32};
-  }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
-    return mul(s.quarter, odd_spare_scale(load_u8(s.signs + 64 * j)));
-  }
 
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

@@ -11,7 +11,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<20> {
+struct Format<20> : OneScale {
   static constexpr const char* name = "iq4_nl";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 32, block_bytes = 18;
@@ -20,12 +20,6 @@ struct Format<20> {
 
   static constexpr int zero = kNonlinearZero, max_code = kNonlinearMax, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {

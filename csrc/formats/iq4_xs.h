@@ -2,10 +2,12 @@
 //
 //   tile of 16 x 256, 2176 bytes                 | at  | bytes | lanes           | file byte
 //   d                                            |   0 |    32 | 16 fp16         | 0
-//   scales_h, low byte then high byte            |  32 |    32 | 16 bytes each   | 2    bits 2b, 2b + 1: top
-//   of sc[b] scales_l[t], t = 0..3                        |  64 |    64 | 16 bytes each   | 4    nibble b % 2
-//   of t = b / 2 V[b][g]: qs[16b + 4g + i], b = 0..7, g = 0..3| 128 |  2048 | 64-byte vectors | 8 low nibbles
-//   of V[b] are columns 32b.., high 32b + 16..
+//   scales_h, low byte then high byte            |  32 |    32 | 16 bytes each   | 2
+//   scales_l[t], t = 0..3                        |  64 |    64 | 16 bytes each   | 4
+//   V[b][g]: qs[16b + 4g + i], b = 0..7, g = 0..3| 128 |  2048 | 64-byte vectors | 8
+//
+//   scales_h: bits 2b, 2b + 1 are the top of sc[b]; scales_l[b / 2]: nibble b % 2 is the rest of it
+//   low nibbles of V[b] are columns 32b.., high 32b + 16..
 #pragma once
 
 #include "formats/codebooks.h"

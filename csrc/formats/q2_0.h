@@ -2,8 +2,8 @@
 //
 //   tile of 16 x 64, 288 bytes       | at | bytes | lanes          | file byte
 //   d                                |  0 |    32 | 16 fp16        | 0
-//   V[c]: columns 16c.., c = 0..3    | 32 |   256 | 2-bit lanes    | 2    bits 2s of byte i: column 16c + 4s
-//   + i
+//   V[c]: columns 16c.., c = 0..3    | 32 |   256 | 2-bit lanes    | 2
+//   bits 2s, 2s + 1 of byte i: column 16c + 4s + i
 #pragma once
 
 #include "formats/common.h"
@@ -11,7 +11,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<42> {
+struct Format<42> : OneScale {
   static constexpr const char* name = "q2_0";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 64, block_bytes = 18;
@@ -20,12 +20,6 @@ struct Format<42> {
 
   static constexpr int zero = 1, max_code = 3, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {

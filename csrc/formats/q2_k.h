@@ -3,9 +3,11 @@
 //   tile of 16 x 256, 1344 bytes                 | at  | bytes | lanes           | file byte
 //   d                                            |   0 |    32 | 16 fp16         | 80
 //   dmin                                         |  32 |    32 | 16 fp16         | 82
-//   scales[j], j = 0..15                         |  64 |   256 | 16 bytes each   | 0    low nibble sc, high
-//   mn V[h][g]: qs[32h + 4g + i], h = 0..1, g = 0..7| 320 |  1024 | 64-byte vectors | 16 bits 2s, 2s + 1 of
-//   V[h][g] are columns 128h + 32s + 4g..
+//   scales[j], j = 0..15                         |  64 |   256 | 16 bytes each   | 0
+//   V[h][g]: qs[32h + 4g + i], h = 0..1, g = 0..7| 320 |  1024 | 64-byte vectors | 16
+//
+//   scales[j]: the low nibble is sc, the high one mn
+//   bits 2s, 2s + 1 of V[h][g] are columns 128h + 32s + 4g..
 #pragma once
 
 #include "formats/common.h"

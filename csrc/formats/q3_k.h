@@ -3,9 +3,10 @@
 //   tile of 16 x 256, 1760 bytes                 | at  | bytes | lanes           | file byte
 //   d                                            |   0 |    32 | 16 fp16         | 108
 //   scales[t], t = 0..11                         |  32 |   192 | 16 bytes each   | 96   see open()
-//   H[g]: hmask[4g + i], g = 0..7                | 224 |   512 | 64-byte vectors | 0    bit 4h + s: third bit
-//   of q V[h][g]: qs[32h + 4g + i], h = 0..1, g = 0..7| 736 |  1024 | 64-byte vectors | 32 bits 2s, 2s + 1 of
-//   V[h][g] are columns 128h + 32s + 4g..
+//   H[g]: hmask[4g + i], g = 0..7                | 224 |   512 | 64-byte vectors | 0
+//   V[h][g]: qs[32h + 4g + i], h = 0..1, g = 0..7| 736 |  1024 | 64-byte vectors | 32
+//
+//   bits 2s, 2s + 1 of V[h][g] are columns 128h + 32s + 4g.., bit 4h + s of H[g] their third bit
 #pragma once
 
 #include "formats/common.h"

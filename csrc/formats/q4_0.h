@@ -2,8 +2,8 @@
 //
 //   tile of 16 x 32, 288 bytes | at | bytes | lanes              | file byte
 //   d                          |  0 |    32 | 16 fp16            | 0
-//   V[g]: qs[4g + i], g = 0..3 | 32 |   256 | 64-byte vectors    | 2    low nibbles are columns 0..15,
-//   high 16..31
+//   V[g]: qs[4g + i], g = 0..3 | 32 |   256 | 64-byte vectors    | 2
+//   low nibbles are columns 0..15, high 16..31
 #pragma once
 
 #include "formats/common.h"
@@ -11,7 +11,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<2> {
+struct Format<2> : OneScale {
   static constexpr const char* name = "q4_0";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 32, block_bytes = 18;
@@ -20,12 +20,6 @@ struct Format<2> {
 
   static constexpr int zero = 8, max_code = 15, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {

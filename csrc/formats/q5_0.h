@@ -2,9 +2,9 @@
 //
 //   tile of 16 x 32, 352 bytes | at | bytes | lanes              | file byte
 //   d                          |  0 |    32 | 16 fp16            | 0
-//   qh                         | 32 |    64 | bit lanes          | 2    fifth bits, see fifth_bit()
-//   V[g]: qs[4g + i], g = 0..3 | 96 |   256 | 64-byte vectors    | 6    low nibbles are columns 0..15,
-//   high 16..31
+//   qh                         | 32 |    64 | bit lanes          | 2    fifth bits
+//   V[g]: qs[4g + i], g = 0..3 | 96 |   256 | 64-byte vectors    | 6
+//   low nibbles are columns 0..15, high 16..31
 #pragma once
 
 #include "formats/common.h"
@@ -12,7 +12,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<6> {
+struct Format<6> : OneScale {
   static constexpr const char* name = "q5_0";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 32, block_bytes = 22;
@@ -21,12 +21,6 @@ struct Format<6> {
 
   static constexpr int zero = 16, max_code = 31, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {

@@ -4,8 +4,8 @@
 //   d                          |   0 |    32 | 16 fp16            | 0
 //   m                          |  32 |    32 | 16 fp16            | 2
 //   qh                         |  64 |    64 | bit lanes          | 4    fifth bits
-//   V[g]: qs[4g + i], g = 0..3 | 128 |   256 | 64-byte vectors    | 8    low nibbles are columns 0..15,
-//   high 16..31
+//   V[g]: qs[4g + i], g = 0..3 | 128 |   256 | 64-byte vectors    | 8
+//   low nibbles are columns 0..15, high 16..31
 #pragma once
 
 #include "formats/common.h"
@@ -13,7 +13,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<7> {
+struct Format<7> : ScaleAndMinimum {
   static constexpr const char* name = "q5_1";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 32, block_bytes = 24;
@@ -22,13 +22,6 @@ struct Format<7> {
 
   static constexpr int zero = 0, max_code = 31, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = true;
-
-  struct Scales {
-    f32v d, m;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile), load_fp16(tile + 32)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
-  static ISTHMUS_INLINE f32v addend(const Scales& s, int) { return s.m; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {

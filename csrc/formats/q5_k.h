@@ -4,9 +4,11 @@
 //   d                                            |   0 |    32 | 16 fp16         | 0
 //   dmin                                         |  32 |    32 | 16 fp16         | 2
 //   scales[t], t = 0..11                         |  64 |   192 | 16 bytes each   | 4    see k_scales.h
-//   H[g]: qh[4g + i], g = 0..7                   | 256 |   512 | 64-byte vectors | 16   bit j: fifth bit of
-//   32j + 4g + i V[c][g]: qs[32c + 4g + i], c = 0..3, g = 0..7| 768 |  2048 | 64-byte vectors | 48 low
-//   nibbles of V[c] are columns 64c.., high nibbles 64c + 32..
+//   H[g]: qh[4g + i], g = 0..7                   | 256 |   512 | 64-byte vectors | 16
+//   V[c][g]: qs[32c + 4g + i], c = 0..3, g = 0..7| 768 |  2048 | 64-byte vectors | 48
+//
+//   low nibbles of V[c] are columns 64c.., high nibbles 64c + 32..
+//   bit j of H[g]: fifth bit of columns 32j + 4g..
 #pragma once
 
 #include "formats/k_scales.h"

@@ -10,7 +10,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<8> {
+struct Format<8> : OneScale {
   static constexpr const char* name = "q8_0";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 32, block_bytes = 34;
@@ -19,12 +19,6 @@ struct Format<8> {
 
   static constexpr int zero = 128, max_code = 255, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {

@@ -2,10 +2,12 @@
 //
 //   tile of 16 x 256, 864 bytes        | at  | bytes | lanes           | file byte
 //   d                                  |   0 |    32 | 16 fp16         | 52
-//   V[g]: qs[4g + i], g = 0..7         |  32 |   512 | 64-byte vectors | 0    digit n: column 32n + 4g + i
-//   W[g]: qs[32 + 4g + i], g = 0..3    | 544 |   256 | 64-byte vectors | 32   digit n: column 160 + 16n + 4g
-//   + i X: qh[i]                           | 800 |    64 | 64-byte vector  | 48   digit n < 4: column 240 +
-//   4n + i The first digit of byte q is (3 q) >> 8, and 3 q mod 256 brings up the next.
+//   V[g]: qs[4g + i], g = 0..7         |  32 |   512 | 64-byte vectors | 0
+//   W[g]: qs[32 + 4g + i], g = 0..3    | 544 |   256 | 64-byte vectors | 32
+//   X: qh[i]                           | 800 |    64 | 64-byte vector  | 48
+//
+//   digit n of V[g] is column 32n + 4g + i, of W[g] column 160 + 16n + 4g + i, of X (n < 4) 240 + 4n + i
+//   The first digit of byte q is (3 q) >> 8, and 3 q mod 256 brings up the next.
 #pragma once
 
 #include "formats/common.h"
@@ -13,7 +15,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<34> {
+struct Format<34> : OneScale {
   static constexpr const char* name = "tq1_0";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 256, block_bytes = 54;
@@ -23,12 +25,6 @@ struct Format<34> {
 
   static constexpr int zero = 1, max_code = 2, part_columns = 256, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   // (3 q) >> 8 of each byte, without a byte product: 3/4 of q - 1, rounded upwards twice, has it in its top
   // two bits. Without the - 1 it is wrong at 85, 170 and 255.

@@ -11,7 +11,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 template <>
-struct Format<35> {
+struct Format<35> : OneScale {
   static constexpr const char* name = "tq2_0";
   static constexpr Policy policy = Policy::Int8;
   static constexpr int block_columns = 256, block_bytes = 66;
@@ -20,12 +20,6 @@ struct Format<35> {
 
   static constexpr int zero = 1, max_code = 3, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
-
-  struct Scales {
-    f32v d;
-  };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile)}; }
-  static ISTHMUS_INLINE f32v scale(const Scales& s, int) { return s.d; }
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
