@@ -1,9 +1,9 @@
 #include "core/activations.h"
 
+#include "runtime/round.h"
+
 namespace isthmus {
 namespace {
-
-constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 int64_t codes_bytes(int pitch, int64_t columns) {
   const int64_t places = num_steps(columns) * pitch;

@@ -9,8 +9,7 @@
 
 namespace isthmus {
 
-constexpr int kStepColumns = 64;    // columns per scale of x, and per driver step
-constexpr int kHalvesColumns = 32;  // columns of a tile of halves: 16 rows x 64 bytes
+constexpr int kStepColumns = 64;  // columns per block of codes, and per driver step
 
 constexpr int64_t num_steps(int64_t columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
@@ -31,7 +30,7 @@ struct RowFields {
 // Bytes of the block of memory that view_activations divides: codes and halves, no values. A multiple of 64.
 int64_t activation_bytes(RowFields fields, int rows, int pitch, int64_t columns);
 
-// A view whose codes, scales, sums and halves stand in `memory` (64-byte aligned, activation_bytes long).
+// A view whose codes, blocks and halves stand in `memory` (64-byte aligned, activation_bytes long).
 // Values are taken as given: x itself, `stride` floats between rows.
 ActivationView view_activations(RowFields fields, void* memory, int rows, int pitch, int64_t columns,
                                 const float* values, int64_t stride);

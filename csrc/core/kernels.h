@@ -41,6 +41,14 @@ struct ActivationView {
   int64_t stride;          // floats between rows of `values`
 };
 
+constexpr int kHalvesColumns = 32, kHalvesTile = 16 * kHalvesColumns;
+
+// Where columns 32 group .. + 31 of row `row` stand among `halves` of `columns` columns.
+constexpr int64_t halves_place(int64_t columns, int64_t row, int64_t group) {
+  const int64_t groups = (columns + kHalvesColumns - 1) / kHalvesColumns;
+  return (row / 16 * groups + group) * kHalvesTile + row % 16 * kHalvesColumns;
+}
+
 // How a format is multiplied (core/format.h says which).
 enum class Policy : int { Int8, Bf16, F32 };
 

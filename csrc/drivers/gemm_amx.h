@@ -17,13 +17,14 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-constexpr int kAccBlocks =
-    48;  // of 32 rows x 2 strips, 4 KB each: every sum of a pass over the strips of a call
+// Of 32 rows x 2 strips, 4 KB each: every sum of a pass over the strips of a call.
+constexpr int kAccBlocks = 48;
 constexpr int kMostRows = 512;  // of x at a time
 // x of one pass over the strips: it is read again for every two of them, from the second cache.
 constexpr int64_t kPassBytes = 640 << 10;
 constexpr int kSliceColumns = 256;
-constexpr int kGroupColumns = 32, kTileSize = 1024;  // columns and bytes of a tile of bf16
+constexpr int kTileSize = 1024;  // bytes of a tile of bf16: 16 rows x 32 columns
+static_assert(kTileSize == kHalvesTile * sizeof(uint16_t));
 
 struct GemmScratch {
   uint8_t panel[2][2][kSliceColumns / 64 * kPairStepBytes];  // [parity of the slice][strip]
@@ -35,10 +36,10 @@ static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
 // no other.
 struct Slice {
   const uint8_t* source[2] = {};
-  int64_t columns = 0, first_column = 0;
+  int64_t columns = 0;
   uint8_t* panel[2] = {};
 
-  int64_t groups() const { return (columns + kGroupColumns - 1) / kGroupColumns; }
+  int64_t groups() const { return (columns + kHalvesColumns - 1) / kHalvesColumns; }
 };
 
 // C tiles 0..3 are [tile of x][strip], 4 and 5 x, 6 and 7 w.
@@ -135,11 +136,9 @@ struct GemmCall {
 
   Slice slice(const Place& at, int parity) const {
     if (done(at)) return {};
-    const int64_t strip_bytes = w.columns * kStepBytes<F> / 64;
-    const uint8_t* first = w.data + at.strip * strip_bytes + at.column * kStepBytes<F> / 64;
     const int64_t rest = w.columns - at.column;
-    Slice slice = {{first}, rest < kSliceColumns ? rest : kSliceColumns, at.column, {}};
-    if (at.strip + 1 < strip_end) slice.source[1] = first + strip_bytes;
+    Slice slice = {{tiles_at<F>(w, at.strip, at.column)}, rest < kSliceColumns ? rest : kSliceColumns, {}};
+    if (at.strip + 1 < strip_end) slice.source[1] = tiles_at<F>(w, at.strip + 1, at.column);
     for (int n = 0; n < 2; ++n) slice.panel[n] = s.panel[parity][slice.source[n] ? n : 0];
     return slice;
   }
@@ -148,23 +147,21 @@ struct GemmCall {
     for (int r = 0; r < 32 && 32 * block + r < rows; ++r) {
       float* to = y + (first_row + 32 * block + r) * y_stride + (strip - strip_begin) * kStripRows;
       for (int n = 0; n < 2 && strip + n < strip_end; ++n) {
-        const int64_t rest = w.rows - (strip + n) * kStripRows;
-        store_part(to + kStripRows * n, load(acc[r / 16][n][r % 16]),
-                   rest < kStripRows ? static_cast<int>(rest) : kStripRows);
+        store_part(to + kStripRows * n, load(acc[r / 16][n][r % 16]), strip_lanes(w, strip + n));
       }
     }
   }
 
   template <int kTiles>
   void multiply_block(const Place& at, const Slice& now, const Slice& next, int block) const {
-    const int64_t x_tile = (w.columns + kGroupColumns - 1) / kGroupColumns * kTileSize;
-    const uint8_t* halves = reinterpret_cast<const uint8_t*>(x.halves) +
-                            (first_row / 16 + 2 * block) * x_tile + at.column / kGroupColumns * kTileSize;
+    const int row = first_row + 32 * block;
+    const uint16_t* halves = x.halves + halves_place(w.columns, row, at.column / kHalvesColumns);
+    const int64_t x_tile = halves_place(w.columns, 16, 0) * sizeof(uint16_t);
     auto* acc = s.acc[(at.strip - strip_begin) / 2 * blocks() + block];
     const bool last = at.column + now.columns == w.columns;
     const bool alone = blocks() == 1;  // then the sums stay where they are from slice to slice of a pass
     if (at.column == at.pass || !alone) load_sums<kTiles>(acc, at.column == 0);
-    multiply_slice<F, kTiles>(now, halves, x_tile, next);
+    multiply_slice<F, kTiles>(now, reinterpret_cast<const uint8_t*>(halves), x_tile, next);
     if (at.column + kSliceColumns >= pass_end(at) || !alone) store_sums<kTiles>(acc);
     if (last) write(at.strip, block, acc);
   }

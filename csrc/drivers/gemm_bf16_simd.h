@@ -38,10 +38,9 @@ static_assert(sizeof(PairScratch) <= kGemmScratchBytes);
 // Columns [k, k + columns) of rows [row, row + rows) of x as fp32.
 inline void widen_halves(const ActivationView& x, int row, int rows, int64_t k, int64_t columns,
                          PairScratch& s) {
-  const int64_t groups = (x.columns + 31) / 32;
   for (int r = 0; r < rows; ++r) {
-    const uint16_t* from = x.halves + ((row + r) / 16 * groups + k / 32) * 512 + (row + r) % 16 * 32;
-    for (int64_t c = 0; c < columns; c += 32, from += 512) {
+    const uint16_t* from = x.halves + halves_place(x.columns, row + r, k / kHalvesColumns);
+    for (int64_t c = 0; c < columns; c += kHalvesColumns, from += kHalvesTile) {
       store(s.x[r] + c, load_bf16(from));
       store(s.x[r] + c + 16, load_bf16(from + 16));
     }
@@ -82,11 +81,10 @@ void gemm_halves(const MatrixView& w, const ActivationView& x, int64_t strip_beg
       const int64_t columns = w.columns - k < kPairColumns ? w.columns - k : kPairColumns;
       widen_halves(x, first_row, rows, k, columns, s);
       for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
-        const uint8_t* tiles = w.data + (strip * w.columns + k) * kStepBytes<F> / 64;
+        const uint8_t* tiles = tiles_at<F>(w, strip, k);
         if constexpr (F::policy != Policy::Bf16) fill_pair_panel<F>(tiles, columns, s.panel, [] {});
         const uint8_t* pairs = F::policy == Policy::Bf16 ? tiles : s.panel;
-        const int64_t rest = w.rows - strip * kStripRows;
-        const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+        const int lanes = strip_lanes(w, strip);
         float* out = y + first_row * y_stride + (strip - strip_begin) * kStripRows;
         const FlushDenormals flush;
         int row = 0;

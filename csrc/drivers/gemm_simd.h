@@ -99,13 +99,14 @@ void gemm_block(const PanelStep* panel, int64_t columns, const ActivationView& x
 }
 
 template <class F, int kStrips>
-void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView& x, float* y,
-                int64_t y_stride, int lanes, PanelStep* panel) {
+void gemm_panel(const MatrixView& w, int64_t strip, const ActivationView& x, float* y, int64_t y_stride,
+                PanelStep* panel) {
+  const int lanes = strip_lanes(w, strip + kStrips - 1);
   constexpr int64_t kSliceColumns = kSliceSteps * 64;
   for (int64_t k = 0; k < x.columns; k += kSliceColumns) {
     const int64_t columns = x.columns - k < kSliceColumns ? x.columns - k : kSliceColumns;
     for (int s = 0; s < kStrips; ++s) {
-      fill_panel<F, kGemmStrips>(tiles + s * strip_bytes + k * kStepBytes<F> / 64, columns, panel + s);
+      fill_panel<F, kGemmStrips>(tiles_at<F>(w, strip + s, k), columns, panel + s);
     }
     int row = 0;
     for (; row + kGemmRows <= x.rows; row += kGemmRows) {
@@ -120,20 +121,14 @@ void gemm_panel(const uint8_t* tiles, int64_t strip_bytes, const ActivationView&
 template <class F>
 void gemm_codes(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end,
                 float* y, int64_t y_stride, void* scratch) {
-  const int64_t strip_bytes = w.columns / F::block_columns * kTileBytes<F>;
   auto* panel = static_cast<PanelStep*>(scratch);
-  for (int64_t strip = strip_begin; strip < strip_end;) {
-    const uint8_t* tiles = w.data + strip * strip_bytes;
+  for (int64_t strip = strip_begin; strip < strip_end; strip += kGemmStrips) {
     float* out = y + (strip - strip_begin) * kStripRows;
-    const int strips = strip_end - strip < kGemmStrips ? 1 : kGemmStrips;
-    const int64_t rest = w.rows - (strip + strips - 1) * kStripRows;
-    const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
-    if (strips == kGemmStrips) {
-      gemm_panel<F, kGemmStrips>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
+    if (strip_end - strip >= kGemmStrips) {
+      gemm_panel<F, kGemmStrips>(w, strip, x, out, y_stride, panel);
     } else {
-      gemm_panel<F, 1>(tiles, strip_bytes, x, out, y_stride, lanes, panel);
+      gemm_panel<F, 1>(w, strip, x, out, y_stride, panel);
     }
-    strip += strips;
   }
 }
 

@@ -126,18 +126,17 @@ ISTHMUS_INLINE void gemv_rows(const uint8_t* strip, const ActivationView& x, int
 template <class F>
 void gemv(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
           int64_t y_stride) {
-  const int64_t strip_bytes = w.columns / F::block_columns * kStripRows * F::block_bytes;
   for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
-    const uint8_t* tiles = w.data + strip * strip_bytes;
-    const int64_t rest = w.rows - strip * kStripRows;
-    const int lanes = rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+    const uint8_t* tiles = tiles_at<F>(w, strip, 0);
+    const int lanes = strip_lanes(w, strip);
     float* out = y + (strip - strip_begin) * kStripRows;
     int row = 0;
     while (row < x.rows) {  // the passes after the first find the strip in the cache
       const int left = x.rows - row;
       const auto take = [&]<int R>(Int<R>) {
-        if (kGemvRows < R || left < R) return false;
-        gemv_rows < F, kGemvRows<R ? 1 : R>(tiles, x, row, out, y_stride, lanes);
+        constexpr int kRows = R <= kGemvRows ? R : 1;
+        if (kRows < R || left < R) return false;
+        gemv_rows<F, kRows>(tiles, x, row, out, y_stride, lanes);
         row += R;
         return true;
       };

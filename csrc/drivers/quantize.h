@@ -46,8 +46,8 @@ inline void quantize_row(const float* x, int64_t columns, int row, int pitch, in
 // x as bf16, to nearest even: its row in the tiles that ActivationView::halves describes, zeros up to 32
 // columns.
 inline void round_row(const float* x, int64_t columns, int row, uint16_t* halves) {
-  uint16_t* to = halves + row / 16 * ((columns + 31) / 32) * 512 + row % 16 * 32;
-  for (int64_t k = 0; k < columns; k += 32, to += 512) {
+  uint16_t* to = halves + halves_place(columns, row, 0);
+  for (int64_t k = 0; k < columns; k += kHalvesColumns, to += kHalvesTile) {
     const int count = columns - k < 32 ? static_cast<int>(columns - k) : 32;
     store_bf16(to, load_part(x + k, count < 16 ? count : 16));
     store_bf16(to + 16, load_part(x + k + (count > 16 ? 16 : 0), count > 16 ? count - 16 : 0));
@@ -66,8 +66,11 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
       unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
         uint8_t codes[8][16][4];
         float scales[32 / F::scale_columns], addends[32 / F::scale_columns];
-        unroll<8>([&](auto g)
-                      ISTHMUS_INLINE_LAMBDA { store_u8(codes[g][0], step.template codes<half, g>()); });
+        unroll<4>([&](auto p) ISTHMUS_INLINE_LAMBDA {
+          const CodePair pair = step.template code_pair<half, p>();
+          store_u8(codes[2 * p][0], pair.first);
+          store_u8(codes[2 * p + 1][0], pair.second);
+        });
         unroll<32 / F::scale_columns>([&](auto j) ISTHMUS_INLINE_LAMBDA {
           store(lanes, step.template scale<half, j>());
           scales[j] = lanes[lane];

@@ -16,27 +16,19 @@ struct Step {
   const uint8_t* share;  // the step's share of the tile's bytes, for prefetching
 
   static constexpr int kScalesPerHalf = 32 / F::scale_columns;
-  static constexpr bool kPaired = requires { F::template code_pair<0, 0>(nullptr, 0); };
   template <int Half>
   static constexpr int chunk() {
     return F::block_columns == 32 ? 0 : 2 * Q + Half;
   }
-  template <int Half, int G>
-  ISTHMUS_INLINE u8v codes() const {
-    if constexpr (kPaired) {
-      const CodePair pair = F::template code_pair<chunk<Half>(), G / 2>(tile[Half], part);
-      return G % 2 == 0 ? pair.first : pair.second;
-    } else {
-      return F::template codes<chunk<Half>(), G>(tile[Half], part);
-    }
-  }
-  // Groups 2 P and 2 P + 1, which in some formats come from one place.
+  // u of 8 columns, groups 2 P and 2 P + 1 of the half.
   template <int Half, int P>
   ISTHMUS_INLINE CodePair code_pair() const {
-    if constexpr (kPaired) {
-      return F::template code_pair<chunk<Half>(), P>(tile[Half], part);
+    constexpr int kChunk = chunk<Half>();
+    if constexpr (requires { F::template code_pair<0, 0>(nullptr, 0); }) {
+      return F::template code_pair<kChunk, P>(tile[Half], part);
     } else {
-      return {codes<Half, 2 * P>(), codes<Half, 2 * P + 1>()};
+      return {F::template codes<kChunk, 2 * P>(tile[Half], part),
+              F::template codes<kChunk, 2 * P + 1>(tile[Half], part)};
     }
   }
   // J = scale within the half
@@ -58,6 +50,17 @@ template <class F>
 constexpr int kTileBytes = kStripRows * F::block_bytes;
 template <class F>
 constexpr int kStepBytes = kTileBytes<F> * 64 / F::block_columns;  // on average
+
+// The tiles of strip `strip` from `column` on, which begins a block.
+template <class F>
+ISTHMUS_INLINE const uint8_t* tiles_at(const MatrixView& w, int64_t strip, int64_t column) {
+  return w.data + (strip * w.columns + column) * kStepBytes<F> / 64;
+}
+// Rows of w in a strip: 16, fewer in the last.
+ISTHMUS_INLINE int strip_lanes(const MatrixView& w, int64_t strip) {
+  const int64_t rest = w.rows - strip * kStripRows;
+  return rest < kStripRows ? static_cast<int>(rest) : kStripRows;
+}
 
 // Calls fn(step, halves) for each step of `columns` columns that start at `tiles`; halves is Int<2>, or
 // Int<1> in a last step of 32 columns.

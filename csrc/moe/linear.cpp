@@ -7,6 +7,7 @@
 
 #include "core/tile.h"
 #include "moe/call.h"
+#include "runtime/round.h"
 #include "runtime/tuning.h"
 
 namespace isthmus {
@@ -27,8 +28,6 @@ void write_tile(const float* tile, int64_t tile_stride, int rows, int64_t column
     }
   }
 }
-
-int64_t num_pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
 
 }  // namespace
 
@@ -70,7 +69,7 @@ void Linear::operator()(const LinearArgs& args) const {
   // Items of a node: all pieces of its rows for the first group of rows of x, then for the next: a worker
   // keeps its rows of x in its cache.
   const auto pieces_of = [&](const PackedWeights& w, int part) {
-    return num_pieces(num_strips(w.part(part).rows), step);
+    return ceil_div(num_strips(w.part(part).rows), step);
   };
   const int num_parts = weights_[0]->num_parts();
   std::vector<int64_t>&pieces = call.work.pieces, &items = call.work.items;
@@ -78,7 +77,7 @@ void Linear::operator()(const LinearArgs& args) const {
   items.resize(num_parts);
   for (int part = 0; part < num_parts; part++) {
     for (const auto& w : weights_) pieces[part] += pieces_of(*w, part);
-    items[part] = num_pieces(args.rows, group) * pieces[part];
+    items[part] = ceil_div(args.rows, group) * pieces[part];
   }
   const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
   const int64_t item_bytes = step * strip_bytes(weights_[0]->format(), columns()) * group;
@@ -120,17 +119,17 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
   RowFields fields;
   fields.add(reads(call.kernels.matmul, w.format(), gemm));
   const int64_t group = rows_per_group(args.rows, fields.bytes(w.columns()));
-  const int64_t groups = num_pieces(args.rows, group);
+  const int64_t groups = ceil_div(args.rows, group);
   // A head's matrix is small: it is cut only if there are too few heads for the threads.
-  const int64_t wanted = num_pieces(call.pool.num_threads() * tuning::kItemsPerThread, w.experts() * groups);
-  const int64_t step = std::max(gemm ? tuning::kMinGemmStrips : 1, num_pieces(num_strips(w.rows()), wanted));
+  const int64_t wanted = ceil_div(call.pool.num_threads() * tuning::kItemsPerThread, w.experts() * groups);
+  const int64_t step = std::max(gemm ? tuning::kMinGemmStrips : 1, ceil_div(num_strips(w.rows()), wanted));
   const int most = static_cast<int>(group);
   const int64_t x_bytes = activation_bytes(fields, most, most, w.columns());
   std::vector<int64_t>&pieces = call.work.pieces, &items = call.work.items;
   pieces.clear();
   items.clear();
   for (int part = 0; part < w.num_parts(); part++) {
-    pieces.push_back(num_pieces(num_strips(w.part(part).rows), step));
+    pieces.push_back(ceil_div(num_strips(w.part(part).rows), step));
     items.push_back(w.experts() * groups * pieces.back());
   }
 

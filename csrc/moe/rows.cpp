@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/round.h"
 #include "runtime/tuning.h"
 
 namespace isthmus {
 namespace {
-
-constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // The places of one block of 64 columns, writable: views are const for those who read them.
 struct Block {
@@ -25,10 +24,8 @@ struct Block {
   }
 };
 
-// Place of columns 32 group.. of a row among the halves of a view.
 uint16_t* halves_at(const ActivationView& x, int64_t row, int64_t group) {
-  const int64_t groups = (x.columns + kHalvesColumns - 1) / kHalvesColumns;
-  return const_cast<uint16_t*>(x.halves) + ((row / 16 * groups + group) * 16 + row % 16) * kHalvesColumns;
+  return const_cast<uint16_t*>(x.halves) + halves_place(x.columns, row, group);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "runtime/round.h"
+
 namespace isthmus {
 namespace {
 
@@ -20,8 +22,6 @@ void prefer_node(void* data, int64_t bytes, int node) {
   mask[node / kBits] = 1ul << node % kBits;
   syscall(SYS_mbind, data, bytes, kPreferred, mask, 16 * kBits + 1, 0);
 }
-
-constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 }  // namespace
 
