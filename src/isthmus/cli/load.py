@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isthmus.engine.engine import Progress
+    from isthmus.engine.packed_cache import Progress
     from isthmus.engine.request import ModelInfo
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.loop import Executor, StepLoop
-from isthmus.engine.packed_cache import open_cache
+from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import ModelInfo
 from isthmus.engine.runner import Runner
 from isthmus.engine.scheduler import Scheduler, StepPlan
@@ -26,9 +25,6 @@ from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
 from isthmus.placement.plan import plan as make_plan
 from isthmus.weights.source import WeightSource, open_weights
-
-# Called with (bytes taken from the file so far, bytes in all).
-Progress = Callable[[int, int], None]
 
 
 class Engine(StepLoop):
@@ -60,7 +56,7 @@ class Engine(StepLoop):
             # On several nodes the cache is copied into the memory of each (design 4.5).
             mapped = cache is not None and native.num_nodes() == 1
             plan = make_plan(machine, source, options, mapped=mapped)
-            model = load_model(source, options, _counted(progress, file_bytes) if progress else None, cache)
+            model = load_model(source, options, counted(progress, file_bytes), cache)
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
         self.plan = plan
@@ -123,15 +119,3 @@ def _use_threads(options: RunOptions, weight_bytes: int) -> NodeChoice:
         choice = choose_nodes(machine, options.threads, weight_bytes, first_node_bytes, read_rate)
     native.set_threads(choice.threads, choice.nodes)
     return choice
-
-
-def _counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """The loader reports each tensor's bytes; the caller wants how far it is."""
-    done = 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
-    return add

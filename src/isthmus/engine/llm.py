@@ -20,7 +20,8 @@ from typing import Any, Literal, cast, overload
 
 from isthmus.config import RunOptions
 from isthmus.engine.answer import Answer, Completion, Delta, Timings
-from isthmus.engine.engine import Engine, Progress
+from isthmus.engine.engine import Engine
+from isthmus.engine.packed_cache import Progress
 from isthmus.engine.request import ModelInfo, Request, SamplingParams
 from isthmus.resolve import resolve_model
 from isthmus.tokenizer import ChatTemplate, Tokenizer

@@ -49,7 +49,7 @@ def open_cache(
         return None
     if path.exists():
         try:
-            return PackedCache(path, source.identity(), _counted(progress, path.stat().st_size))
+            return PackedCache(path, source.identity(), counted(progress, path.stat().st_size))
         except ModelFileError as error:
             log.warning("%s; it is made again", error)
     try:
@@ -76,7 +76,7 @@ def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
             _check_room(path, total)
             with atomic_file(path) as (out, _):
                 writer = CacheWriter(out, 4 * total + _SLACK_BYTES + (len(source.tensors) << 17))
-                load_model(source, RunOptions(), _counted(progress, total), writer)
+                load_model(source, RunOptions(), counted(progress, total), writer)
                 writer.finish(identity)
             stamp_verified(path)
     except OSError as error:
@@ -91,7 +91,7 @@ def verify_cache(source: WeightSource, progress: Progress | None = None) -> None
     """Holds every byte of the model's cache against its checksum, whatever a stamp says."""
     path = cache_path(source.path)
     forget_stamp(path)
-    PackedCache(path, source.identity(), _counted(progress, path.stat().st_size if path.exists() else 0))
+    PackedCache(path, source.identity(), counted(progress, path.stat().st_size if path.exists() else 0))
 
 
 def _check_room(path: Path, need_bytes: int) -> None:
@@ -104,8 +104,8 @@ def _check_room(path: Path, need_bytes: int) -> None:
         )
 
 
-def _counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:
-    """Each call brings the bytes of one more tensor; the caller wants how far it is."""
+def counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+    """For a `progress` of (bytes done, bytes in all): each call brings the bytes of one more tensor."""
     if progress is None:
         return None
     done = 0

@@ -38,5 +38,10 @@ def column_bits(packed: Bytes) -> NDArray[np.uint8]:
     return np.unpackbits(packed, axis=1, bitorder="little")
 
 
+def bit_planes(packed: Bytes) -> NDArray[np.uint8]:
+    """Bit j of byte i belongs to column m j + i. [n, m] -> [n, 8, m] of 0 and 1."""
+    return np.unpackbits(packed[:, :, None], axis=2, bitorder="little").swapaxes(1, 2)
+
+
 def _shifts(bits: int) -> NDArray[np.uint8]:
     return np.arange(0, 8, bits, dtype=np.uint8)[:, None]

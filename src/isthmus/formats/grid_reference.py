@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.formats.bits import Bytes, Floats, half, words
+from isthmus.formats.bits import Bytes, Floats, half, nibbles, words
 from isthmus.formats.grids import levels
 
 _IQ1_VALUES = np.array([-1, 0, 1], dtype=np.float32)
@@ -34,7 +34,7 @@ def iq2_xs(blocks: Bytes) -> Floats:
     """d fp16, per 8 columns a word of 9 bits of index and 7 of signs, then 4-bit scales per 16 columns."""
     pairs = words(blocks, 2, 66, "<u2")
     values = _IQ2_VALUES[levels("iq2_xs")[pairs & 511]] * _signs(_with_eighth(pairs >> 9))
-    return _scaled(half(blocks, 0) * np.float32(1 / 8) * _odd(_nibbles(blocks[:, 66:])), values)
+    return _scaled(half(blocks, 0) * np.float32(1 / 8) * _odd(nibbles(blocks[:, 66:], 1)), values)
 
 
 def iq2_s(blocks: Bytes) -> Floats:
@@ -42,7 +42,7 @@ def iq2_s(blocks: Bytes) -> Floats:
     scales per 16 columns."""
     index = blocks[:, 2:34].astype(np.uint32) | _fields(blocks[:, 66:74], 2, 4) << 8
     values = _IQ2_VALUES[levels("iq2_s")[index]] * _signs(blocks[:, 34:66])
-    return _scaled(half(blocks, 0) * np.float32(1 / 8) * _odd(_nibbles(blocks[:, 74:])), values)
+    return _scaled(half(blocks, 0) * np.float32(1 / 8) * _odd(nibbles(blocks[:, 74:], 1)), values)
 
 
 def iq3_xxs(blocks: Bytes) -> Floats:
@@ -59,7 +59,7 @@ def iq3_s(blocks: Bytes) -> Floats:
     columns."""
     index = blocks[:, 2:66].astype(np.uint32) | _fields(blocks[:, 66:74], 1, 8) << 8
     values = _IQ3_S_VALUES[levels("iq3_s")[index]].reshape(-1, 32, 8) * _signs(blocks[:, 74:106])
-    return _scaled(half(blocks, 0) * _odd(_nibbles(blocks[:, 106:])), values)
+    return _scaled(half(blocks, 0) * _odd(nibbles(blocks[:, 106:], 1)), values)
 
 
 def iq1_s(blocks: Bytes) -> Floats:
@@ -78,9 +78,9 @@ def iq1_m(blocks: Bytes) -> Floats:
     packed = words(blocks, 48, 56, "<u2")
     d_bits = ((packed >> 12) << np.array([0, 4, 8, 12], dtype=np.uint32)).sum(axis=1, keepdims=True)
     d: Floats = d_bits.astype(np.uint16).view(np.float16).astype(np.float32)
-    nibbles = _nibbles(blocks[:, 32:48])
-    index = blocks[:, :32].astype(np.uint32) | (nibbles & 7) << 8
-    eighth = np.where(nibbles >> 3, np.float32(-0.125), np.float32(0.125))
+    groups = nibbles(blocks[:, 32:48], 1)
+    index = blocks[:, :32].astype(np.uint32) | (groups & 7).astype(np.uint32) << 8
+    eighth = np.where(groups >> 3, np.float32(-0.125), np.float32(0.125))
     values: Floats = _IQ1_VALUES[levels("iq1")[index]] + eighth[:, :, None]
     return _scaled(d * _odd(_fields(packed & 4095, 3, 4)), values)
 
@@ -99,10 +99,6 @@ def _fields(packed: NDArray[Any], width: int, count: int) -> Words:
     """`count` fields of `width` bits each, lowest first: [n, m] -> [n, m * count]."""
     shifts = width * np.arange(count, dtype=np.uint32)
     return (packed.astype(np.uint32)[:, :, None] >> shifts & ((1 << width) - 1)).reshape(len(packed), -1)
-
-
-def _nibbles(packed: Bytes) -> Words:
-    return _fields(packed, 4, 2)
 
 
 def _signs(signs: NDArray[Any]) -> Floats:

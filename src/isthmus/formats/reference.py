@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.formats import codebook_reference, grid_reference, ternary_reference
-from isthmus.formats.bits import Bytes, Floats, bit_pairs, column_bits
+from isthmus.formats.bits import Bytes, Floats, bit_pairs, bit_planes, column_bits
 from isthmus.formats.bits import half as _half
 from isthmus.formats.bits import nibbles as _nibbles
 from isthmus.formats.spec import FormatSpec
@@ -100,8 +100,8 @@ def _q3_k(blocks: Bytes) -> Floats:
     Bit j of the first 32 bytes belongs to columns 32 j... Sub-block j has the low nibble of its scale in byte
     j % 8 (low nibbles first), the upper bits at bits 2 (j / 4).. of byte 8 + j % 4.
     """
-    third = np.unpackbits(blocks[:, :32, None], axis=2, bitorder="little").swapaxes(1, 2)  # [n, 8, 32]
-    codes = bit_pairs(blocks[:, 32:96], 32) | (third.reshape(-1, 256) << 2)
+    third = bit_planes(blocks[:, :32]).reshape(-1, 256)
+    codes = bit_pairs(blocks[:, 32:96], 32) | (third << 2)
     packed = _nibbles(blocks[:, 96:104], 8) | (bit_pairs(blocks[:, 104:108], 4) << 4)
     scale = _half(blocks, 108) * (packed.astype(np.float32) - 32)
     return (scale[:, :, None] * (codes.astype(np.float32) - 4).reshape(-1, 16, 16)).reshape(-1, 256)
@@ -118,7 +118,7 @@ def _q4_k(blocks: Bytes) -> Floats:
 def _q5_k(blocks: Bytes) -> Floats:
     """As q4_k with 32 bytes before the codes: bit j of byte i is the fifth bit of column 32 j + i."""
     scale, minimum = _scales_and_minima(blocks)
-    fifth = np.unpackbits(blocks[:, 16:48, None], axis=2, bitorder="little").swapaxes(1, 2)  # [n, 8, 32]
+    fifth = bit_planes(blocks[:, 16:48])
     codes = _nibbles(blocks[:, 48:176], 32).reshape(-1, 8, 32) + 16 * fifth
     return (scale * codes - minimum).reshape(-1, 256)
 
