@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from common import report
+from common import read_limit, report, setting
 from isthmus import native
-from isthmus.cli.measure import READ_BYTES, commit
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.batch import Batch
 from isthmus.engine.state import State
@@ -117,14 +116,13 @@ def _bytes(source: WeightSource) -> tuple[float, float]:
 def main() -> None:
     path, largest = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32
     decoding = Decoding(path, largest)
-    probe = native.ReadProbe(READ_BYTES)
-    probe.run(0.1)
+    limit = read_limit()
     for n in range(1, largest + 1):  # memory of every size is there before anything is timed
         decoding.step(n)
     rounds: list[dict[int, tuple[float, float]]] = []
     limits: list[float] = []
     for _ in range(ROUNDS):
-        limits.append(probe.run(0.2))
+        limits.append(limit.rate(0.2))
         rounds.append({n: decoding.measure(n) for n in range(1, largest + 1)})
     for n in range(1, largest + 1):
         report(**_line(n, rounds, limits))
@@ -143,9 +141,7 @@ def _line(n: int, rounds: list[dict[int, tuple[float, float]]], limits: list[flo
         "read_limit_gb_s": round(max(limits), 2),
         "read_share": round(median(rate / limit for rate, limit in zip(rates, limits, strict=True)), 3),
         "growth": round(median(p[n] / p[n - 1] for p in per_byte), 3) if n > 1 else None,
-        "isa": native.current_isa(),
-        "threads": native.num_threads(),
-        "commit": commit(),
+        **setting(),
     }
 
 

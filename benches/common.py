@@ -58,9 +58,7 @@ def multiply_limit(name: str = "q4_k") -> Limit:
 
 def unpack_limit(name: str, columns: int, rows_of_x: int) -> Limit:
     """The same driver over a matrix that stays in the second cache: what unpacking alone allows."""
-    row_bytes = packed(name, 16, columns).nbytes // 16
-    rows = max(CACHED_BYTES // row_bytes // 32 * 32, 32)
-    weight = packed(name, rows, columns)
+    weight = packed(name, max(rows_of(name, CACHED_BYTES, columns), 32), columns)
     product = Product([weight] * 16, rows_of_x)
 
     def rate(seconds: float) -> float:
@@ -90,6 +88,11 @@ def packed(name: str, rows: int, columns: int, experts: int = 1) -> native.Packe
     pool = BLOCKS[name](min(count, POOL_BLOCKS), columns**-0.5)
     data = np.resize(pool, (count, pool.shape[1]))
     return native.pack(np.ascontiguousarray(data).reshape(-1), spec.ggml_id, experts, rows, columns)
+
+
+def rows_of(name: str, nbytes: int, columns: int) -> int:
+    """Rows of a matrix of about `nbytes`, a multiple of two strips."""
+    return nbytes // by_name(name).row_bytes(columns) // 32 * 32
 
 
 def timed(work: Work, seconds: float) -> float:

@@ -31,9 +31,10 @@ EXPERT_ROUNDS, EXPERT_SLICE_S = 7, 0.3
 
 @dataclass
 class Row:
-    """One kind of work, one figure a round for us and for each peer."""
+    """One kind of work on one instruction set of ours, one figure a round for us and for each peer."""
 
     work: str
+    isa: str
     unit: str
     ours: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)
@@ -49,17 +50,21 @@ def spread(values: list[float]) -> str:
 # --- whole models, against llama-bench ---
 
 
+def environment(program: Path) -> dict[str, str]:
+    """With the folder of a program that was not installed, where its shared libraries lie."""
+    folders = filter(None, [str(program.parent), os.environ.get("LD_LIBRARY_PATH")])
+    return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(folders)}
+
+
 def llama_bench(program: Path, model: Path, threads: int) -> dict[str, float]:
     """Tokens per second of `program`, by the name of our row."""
     command = [program, "-m", model, "-p", PROMPT_TOKENS, "-n", NEW_TOKENS, "-t", threads, "-r", 1]
-    folder = str(program.parent)  # where its shared libraries lie when it was not installed
-    libraries = os.pathsep.join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")]))
     done = subprocess.run(
         [*map(str, command), "-o", "json"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env=os.environ | {"LD_LIBRARY_PATH": libraries},
+        env=environment(program),
     )
     tests = json.loads(done.stdout[done.stdout.index("[") :])
     return {"decode" if test["n_gen"] else f"prefill {PROMPT_TOKENS}": test["avg_ts"] for test in tests}
@@ -74,7 +79,7 @@ def isthmus_bench(model: Path, isa: str) -> dict[str, float]:
 
 def compare_models(model: Path, programs: dict[str, Path], isas: list[str], rounds: int) -> list[Row]:
     rows = {
-        (isa, work): Row(f"{work}, {isa}", "tok/s", peers={name: [] for name in programs})
+        (isa, work): Row(work, isa, "tok/s", peers={name: [] for name in programs})
         for isa in isas
         for work in (f"prefill {PROMPT_TOKENS}", "decode")
     }
@@ -129,7 +134,7 @@ def compare_experts(python: str, kt_threads: list[int]) -> list[Row]:
         decode = case.tokens == 1
         tokens = f"{case.tokens} token{'' if decode else 's'}"
         shape = f"experts, {tokens}, H {case.hidden} F {case.ffn} E {case.experts} k {case.k}"
-        row = Row(shape, "calls/s" if decode else "TFLOPS")
+        row = Row(shape, native.current_isa(), "calls/s" if decode else "TFLOPS")
         amount = 1.0 if decode else case.flop / 1e12
         for threads in kt_threads if decode else kt_threads[-1:]:
             ours: list[float] = []
@@ -152,7 +157,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         for peer, theirs in row.peers.items():
             cells = [
-                row.work,
+                f"{row.work}, {row.isa}",
                 f"{spread(row.ours)} {row.unit}",
                 peer,
                 spread(theirs),
@@ -164,10 +169,8 @@ def table(rows: list[Row]) -> str:
 
 def label(program: Path) -> str:
     """ik_llama.cpp's llama-bench knows a flag that llama.cpp's does not."""
-    folder = str(program.parent)
-    libraries = os.environ | {"LD_LIBRARY_PATH": folder}
-    text = subprocess.run([program, "--help"], capture_output=True, text=True, env=libraries).stdout
-    return "ik_llama.cpp" if "-rtr" in text else "llama.cpp"
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, env=environment(program))
+    return "ik_llama.cpp" if "-rtr" in done.stdout else "llama.cpp"
 
 
 def main() -> None:
@@ -191,7 +194,7 @@ def main() -> None:
         for peer, theirs in row.peers.items():
             ratio = round(row.ratio(peer), 3)
             figures = {"ours": median(row.ours), "theirs": median(theirs), "unit": row.unit, "ratio": ratio}
-            report(bench="compare", work=row.work, peer=peer, **figures, **setting())
+            report(bench="compare", work=row.work, peer=peer, **figures, **setting() | {"isa": row.isa})
     print(table(rows))
 
 

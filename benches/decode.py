@@ -5,9 +5,9 @@ python benches/decode.py [MODEL] [--isa amx avx512 avx2]
 
 from __future__ import annotations
 
-from common import report
+from common import report, setting
 from isthmus import native
-from isthmus.cli.measure import commit, measure_decode
+from isthmus.cli.measure import measure_decode
 from model import arguments, loaded
 
 NEW_TOKENS = 32
@@ -26,8 +26,7 @@ def main() -> None:
                 "read_share": round(figures["decode_share"], 3),
                 "outside_products_share": round(figures["outside_products_share"], 3),
             }
-            setting = {"isa": isa, "threads": native.num_threads(), "commit": commit()}
-            report(bench="decode", model=path.stem, prompt_tokens=args.prompt_tokens, **line, **setting)
+            report(bench="decode", model=path.stem, prompt_tokens=args.prompt_tokens, **line, **setting())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from common import Product, beside, multiply_limit, packed, read_limit, report, unpack_limit
+from common import Product, beside, multiply_limit, packed, read_limit, report, rows_of, unpack_limit
 
 FORMATS = ["q4_k", "q6_k", "q8_0", "bf16"]
 ROWS_OF_X = [16, 32, 128, 512]
@@ -19,8 +19,7 @@ MATRIX_BYTES = 64 << 20
 
 
 def run(name: str, rows_of_x: int) -> None:
-    row_bytes = packed(name, 16, COLUMNS).nbytes // 16
-    weight = packed(name, MATRIX_BYTES // row_bytes // 32 * 32, COLUMNS)
+    weight = packed(name, rows_of(name, MATRIX_BYTES, COLUMNS), COLUMNS)
     product = Product([weight], rows_of_x)
     limits = [read_limit(), multiply_limit(name), unpack_limit(name, COLUMNS, rows_of_x)]
     figures = beside(limits, product, weight.nbytes, product.flop, pairs=5)

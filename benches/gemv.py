@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from common import Product, beside, packed, read_limit, report, unpack_limit
+from common import Product, beside, packed, read_limit, report, rows_of, unpack_limit
 from isthmus.formats.spec import FORMATS
 from make_gguf import BLOCKS
 
@@ -18,8 +18,7 @@ MATRIX_BYTES = 256 << 20
 
 
 def run(name: str) -> None:
-    row_bytes = packed(name, 16, COLUMNS).nbytes // 16
-    weight = packed(name, MATRIX_BYTES // row_bytes // 16 * 16, COLUMNS)
+    weight = packed(name, rows_of(name, MATRIX_BYTES, COLUMNS), COLUMNS)
     product = Product([weight], 1, exact=True)
     limits = [read_limit(), unpack_limit(name, COLUMNS, 1)]
     report(bench="gemv", format=name, **beside(limits, product, weight.nbytes, product.flop))

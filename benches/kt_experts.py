@@ -2,9 +2,9 @@
 
     PYTHON benches/kt_experts.py THREADS TOKENS HIDDEN FFN EXPERTS K
 
-Prints "ready" when the weights stand in memory; then, for each line of standard input (seconds), runs the
-operator about that long and prints the seconds of one call. kt-kernel prints lines of its own, so the answers
-begin with "answer ".
+Prints "answer ready" when the weights stand in memory; then, for each line of standard input (seconds), runs
+the operator about that long and prints "answer " and the seconds of one call: kt-kernel prints lines of its
+own.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from typing import Any
 from common import report
 from isthmus import native
 from isthmus.cli.measure import commit
+from isthmus.modules.loader import pack
 from isthmus.native import ops
 from isthmus.resolve import resolve_model
 from isthmus.weights.source import RawTensor, WeightSource, open_weights
@@ -84,9 +85,8 @@ def packing(source: WeightSource) -> dict[str, Any]:
 
 
 def packing_seconds(source: WeightSource, raw: RawTensor) -> float:
-    experts, rows, columns = (1, *raw.shape)[-3:]
     started = time.perf_counter()
-    native.pack(raw.data, raw.format.ggml_id, experts, rows, columns)
+    pack(raw)
     return time.perf_counter() - started
 
 
