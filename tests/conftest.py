@@ -1,10 +1,22 @@
 """Fixtures that tests of several parts share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from alphabet import write_alphabet_model
+from isthmus import native
+
+
+@pytest.fixture(autouse=True)
+def machine_restored() -> Iterator[None]:
+    """A test may choose threads, nodes and the instruction set; the next one finds those of before."""
+    isa, pool = native.current_isa(), (native.num_threads(), native.num_nodes())
+    yield
+    native.use_isa(isa)
+    if (native.num_threads(), native.num_nodes()) != pool:
+        native.set_threads(pool[0])
 
 
 @pytest.fixture(scope="session")

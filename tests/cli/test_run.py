@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,6 @@ class Here:
         out, err = self.capsys.readouterr()
         assert ended.value.code == 0, err
         return out, err
-
-
-@pytest.fixture(autouse=True)
-def instruction_set_kept() -> Iterator[None]:
-    """A test that forces one leaves the others theirs."""
-    before = native.current_isa()
-    yield
-    native.use_isa(before)
 
 
 @pytest.fixture

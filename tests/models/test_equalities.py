@@ -6,7 +6,6 @@ product take part; the cache is bf16 as in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +37,6 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def exact(path: Path) -> Model:
     return load(path, exact_batching=True, kv_dtype="bf16")
-
-
-@pytest.fixture(autouse=True)
-def _restore_machine() -> Iterator[None]:
-    isa, threads = native.current_isa(), native.num_threads()
-    yield
-    native.use_isa(isa)
-    native.set_threads(threads)
 
 
 def test_chunked_is_stepwise_is_whole(exact: Model) -> None:

@@ -8,7 +8,7 @@ format that the table calls runnable is tested, with the blocks that benches/mak
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -36,13 +36,6 @@ CASES += [("deepseek-v3", name) for name in ("bf16", "q8_0", "q4_0", "q4_k", "q6
 # exact batching -> the instruction sets whose bits differ: the GEMM of a matrix unit is a driver of its own.
 VECTORS = [isa for isa in native.isa_names() if isa != "amx"][-1]
 DRIVERS = {True: [VECTORS], False: [VECTORS, *(isa for isa in native.isa_names() if isa == "amx")]}
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    before = native.current_isa()
-    yield
-    native.use_isa(before)
 
 
 def values_of(spec: FormatSpec, data: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ held to 1.5 % of its largest value. A key left out, or a neighbour's taken in, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ from isthmus import native
 pytestmark = pytest.mark.skipif("amx" not in native.isa_names(), reason="this CPU has no AMX")
 
 TOLERANCE = 0.015
-
-
-@pytest.fixture(autouse=True)
-def on_amx() -> Iterator[None]:
-    before = native.current_isa()
-    native.use_isa("amx")
-    yield
-    native.use_isa(before)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ error in squares: sqrt(3) times the bound of one, 1 %.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,14 +21,6 @@ from isthmus import native
 FP32_BOUND = 1e-5
 INT8_BOUND = 3**0.5 * 0.01
 E, H, F, SHARED_F = 12, 256, 256, 512
-
-
-@pytest.fixture(autouse=True)
-def threads_and_isa_restored() -> Iterator[None]:
-    threads, isa = native.num_threads(), native.current_isa()
-    yield
-    native.set_threads(threads)
-    native.use_isa(isa)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from random_weights import random_weight
 
 from isthmus import native
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    before = native.current_isa()
-    yield
-    native.use_isa(before)
 
 
 @pytest.mark.parametrize("isa", native.isa_names())

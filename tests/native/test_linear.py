@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -21,14 +19,6 @@ def bound_of(name: str) -> float:
     if name == "bf16":
         return 0.003
     return 0.01
-
-
-@pytest.fixture(autouse=True)
-def threads_and_isa_restored() -> Iterator[None]:
-    threads, isa = native.num_threads(), native.current_isa()
-    yield
-    native.set_threads(threads)
-    native.use_isa(isa)
 
 
 def apply(

@@ -6,7 +6,7 @@ Heights that do not divide by 64 or by the nodes make parts uneven, and some of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -17,13 +17,6 @@ from random_weights import format_id, random_weight
 from isthmus import native
 
 NODES_AND_THREADS = [(2, 2), (2, 3), (3, 4), (3, 7), (4, 4), (4, 6), (5, 5)]
-
-
-@pytest.fixture(autouse=True)
-def threads_restored() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_threads(before)
 
 
 @cache

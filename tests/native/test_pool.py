@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,13 +16,6 @@ from isthmus.native import _native
 NOBODY = -1  # no slow worker
 NEVER = -1  # no item throws
 EVERYBODY = -1  # awake
-
-
-@pytest.fixture(autouse=True)
-def threads_restored() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_threads(before)
 
 
 def run(items: int, grain: int = 1, slow_worker: int = NOBODY, item_us: int = 0, throw_at: int = NEVER):
