@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/paged_rows.h"
+#include "bindings/recorded.h"
 #include "bindings/row_checks.h"
 
 namespace nb = nanobind;
@@ -121,34 +122,43 @@ struct AttentionOp {
   }
 };
 
+PagedRows paged_rows(Address sequences, Address positions, Address slots, Address block_tables,
+                     int64_t num_rows, int64_t num_sequences, int64_t max_blocks, int64_t num_blocks) {
+  need(num_rows >= 0 && num_sequences >= 0 && max_blocks >= 0 && num_blocks >= 0,
+       "PagedRows: a count is negative");
+  return PagedRows(required<const int32_t>(sequences, "sequences"),
+                   required<const int32_t>(positions, "positions"), required<const int32_t>(slots, "slots"),
+                   required<const int32_t>(block_tables, "block_tables"), num_rows, num_sequences, max_blocks,
+                   num_blocks);
+}
+
+// Other rows in the place of these, for the program that was recorded with them: as many, of the same caches.
+void move_to(PagedRows& self, const PagedRows& rows) {
+  need(rows.rows() == self.rows() && rows.num_blocks() == self.num_blocks(), "PagedRows: ", rows.rows(),
+       " rows of ", rows.num_blocks(), " blocks cannot take the place of ", self.rows(), " of ",
+       self.num_blocks());
+  self = rows;
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
   nb::class_<PagedRows>(m, "PagedRows")
-      .def(
-          "__init__",
-          [](PagedRows* self, Address sequences, Address positions, Address slots, Address block_tables,
-             int64_t num_rows, int64_t num_sequences, int64_t max_blocks, int64_t num_blocks) {
-            need(num_rows >= 0 && num_sequences >= 0 && max_blocks >= 0 && num_blocks >= 0,
-                 "PagedRows: a count is negative");
-            new (self) PagedRows(required<const int32_t>(sequences, "sequences"),
-                                 required<const int32_t>(positions, "positions"),
-                                 required<const int32_t>(slots, "slots"),
-                                 required<const int32_t>(block_tables, "block_tables"), num_rows,
-                                 num_sequences, max_blocks, num_blocks);
-          },
-          "sequences"_a, "positions"_a, "slots"_a, "block_tables"_a, "num_rows"_a, "num_sequences"_a,
-          "max_blocks"_a, "num_blocks"_a)
+      .def(nb::new_(&paged_rows), "sequences"_a, "positions"_a, "slots"_a, "block_tables"_a, "num_rows"_a,
+           "num_sequences"_a, "max_blocks"_a, "num_blocks"_a)
+      .def("move_to", &move_to, "rows"_a)
       .def_prop_ro("num_rows", &PagedRows::rows)
       .def_prop_ro("max_position", &PagedRows::max_position);
   nb::class_<AttentionOp>(m, "Attention")
       .def(nb::init<int, int, int, int, float, int, int, Address, bool>(), "heads"_a, "kv_heads"_a,
            "qk_dim"_a, "v_dim"_a, "scale"_a, "cache_type"_a, "window"_a, "sinks"_a, "exact"_a)
-      .def("paged", &AttentionOp::paged, "q"_a, "q_stride"_a, "rows"_a, "k_cache"_a, "v_cache"_a, "out"_a,
-           "out_stride"_a)
-      .def("latent", &AttentionOp::latent, "q"_a, "q_stride"_a, "rows"_a, "cache"_a, "out"_a, "out_stride"_a)
-      .def("segment", &AttentionOp::segment, "q"_a, "q_stride"_a, "positions"_a, "num_rows"_a, "k"_a, "v"_a,
-           "first_key"_a, "num_keys"_a, "carried"_a, "carry_in"_a, "carry_out"_a, "out"_a, "out_stride"_a);
+      .def("paged", recorded(OpKind::Attention, &AttentionOp::paged), "q"_a, "q_stride"_a, "rows"_a,
+           "k_cache"_a, "v_cache"_a, "out"_a, "out_stride"_a)
+      .def("latent", recorded(OpKind::Attention, &AttentionOp::latent), "q"_a, "q_stride"_a, "rows"_a,
+           "cache"_a, "out"_a, "out_stride"_a)
+      .def("segment", recorded(OpKind::Attention, &AttentionOp::segment), "q"_a, "q_stride"_a, "positions"_a,
+           "num_rows"_a, "k"_a, "v"_a, "first_key"_a, "num_keys"_a, "carried"_a, "carry_in"_a, "carry_out"_a,
+           "out"_a, "out_stride"_a);
 }
 
 }  // namespace isthmus

@@ -20,5 +20,6 @@ void bind_weights(nanobind::module_& m);   // PackedWeight
 void bind_products(nanobind::module_& m);  // Linear, HeadLinear, Experts
 void bind_kernels(nanobind::module_& m);   // single kernels of every instruction set, for the tests
 void bind_rows(nanobind::module_& m);      // norm, rope, attention, router
+void bind_program(nanobind::module_& m);   // recorded steps, time by kind of operator
 
 }  // namespace isthmus

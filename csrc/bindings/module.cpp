@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
   isthmus::bind_products(m);
   isthmus::bind_kernels(m);
   isthmus::bind_rows(m);
+  isthmus::bind_program(m);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/recorded.h"
 #include "moe/experts.h"
 #include "moe/linear.h"
 
@@ -87,15 +88,15 @@ void bind_products(nb::module_& m) {
       .def("__init__", make_linear)
       .def_prop_ro("columns", &Linear::columns)
       .def_prop_ro("width", &Linear::width)
-      .def("__call__", call_linear, Released());
+      .def("__call__", recorded(OpKind::Linear, call_linear), Released());
   nb::class_<HeadLinear>(m, "HeadLinear")
       .def("__init__",
            [](HeadLinear* self, Shared w, bool exact) { new (self) HeadLinear(std::move(w), exact); })
-      .def("__call__", call_head_linear, Released());
+      .def("__call__", recorded(OpKind::HeadLinear, call_head_linear), Released());
   nb::class_<Experts>(m, "Experts")
       .def("__init__", make_experts, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
-      .def("__call__", call_experts, Released());
+      .def("__call__", recorded(OpKind::Experts, call_experts), Released());
 }
 
 }  // namespace isthmus

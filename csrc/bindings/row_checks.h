@@ -17,13 +17,13 @@ namespace isthmus {
 using Address = uintptr_t;
 
 // A call of fewer multiply-adds than this stays under 50 us: letting the GIL go could cost more than it
-// takes.
+// takes. A program runs without it from the start.
 constexpr int64_t kHoldGilWork = 256 << 10;
 
 class __attribute__((visibility("hidden"))) MaybeReleaseGil {  // as nanobind's own types are
  public:
   explicit MaybeReleaseGil(int64_t work) {
-    if (work >= kHoldGilWork) released_.emplace();
+    if (work >= kHoldGilWork && PyGILState_Check()) released_.emplace();
   }
 
  private:

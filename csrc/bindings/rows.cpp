@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention/paged_rows.h"
+#include "bindings/recorded.h"
 #include "bindings/row_checks.h"
 #include "isa/dispatch.h"
 #include "rows/jobs.h"
@@ -201,18 +202,21 @@ void bind_rows(nb::module_& m) {
   nb::class_<RopeWrite>(m, "RopeWrite")
       .def(nb::init<int, int, int, const Rope&, Address, Address, float, int>(), "q_heads"_a, "kv_heads"_a,
            "head_dim"_a, "rope"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cache_type"_a)
-      .def("__call__", &RopeWrite::call, "qkv"_a, "stride"_a, "rows"_a, "k_cache"_a, "v_cache"_a);
+      .def("__call__", recorded(OpKind::Rope, &RopeWrite::call), "qkv"_a, "stride"_a, "rows"_a, "k_cache"_a,
+           "v_cache"_a);
   nb::class_<LatentWrite>(m, "LatentWrite")
       .def(nb::init<int, int, const Rope&, Address, float, int>(), "heads"_a, "latent"_a, "rope"_a,
            "kv_norm"_a, "eps"_a, "cache_type"_a)
-      .def("__call__", &LatentWrite::call, "q"_a, "q_row_stride"_a, "q_head_stride"_a, "q_out"_a,
-           "q_out_row_stride"_a, "q_out_head_stride"_a, "kv"_a, "kv_stride"_a, "rows"_a, "cache"_a);
+      .def("__call__", recorded(OpKind::Rope, &LatentWrite::call), "q"_a, "q_row_stride"_a, "q_head_stride"_a,
+           "q_out"_a, "q_out_row_stride"_a, "q_out_head_stride"_a, "kv"_a, "kv_stride"_a, "rows"_a,
+           "cache"_a);
   nb::class_<Router>(m, "Router")
       .def(nb::init<int, int, int, Address, int, int, int, bool, float>(), "experts"_a, "k"_a, "scoring"_a,
            "bias"_a, "groups"_a, "groups_kept"_a, "group_score"_a, "normalise"_a, "scale"_a)
-      .def("__call__", &Router::call, "logits"_a, "stride"_a, "num_rows"_a, "ids"_a, "weights"_a);
-  m.def("rms_norm", &isthmus::rms_norm, "x"_a, "x_stride"_a, "num_rows"_a, "columns"_a, "weight"_a, "eps"_a,
-        "out"_a, "out_stride"_a);
+      .def("__call__", recorded(OpKind::Router, &Router::call), "logits"_a, "stride"_a, "num_rows"_a, "ids"_a,
+           "weights"_a);
+  m.def("rms_norm", recorded(OpKind::Norm, &isthmus::rms_norm), "x"_a, "x_stride"_a, "num_rows"_a,
+        "columns"_a, "weight"_a, "eps"_a, "out"_a, "out_stride"_a);
   m.def("act_mul", &isthmus::act_mul, "kind"_a, "limit"_a, "gate"_a, "gate_stride"_a, "up"_a, "up_stride"_a,
         "num_rows"_a, "columns"_a, "out"_a, "out_stride"_a);
   m.def("axpy", &isthmus::axpy, "w"_a, "x"_a, "n"_a, "y"_a);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/recorded.h"
 #include "core/tile.h"
 #include "moe/packed.h"
 #include "runtime/checksum.h"
@@ -33,6 +34,10 @@ nb::bytes tiles(const PackedWeights& w) {
   nb::gil_scoped_release released;
   w.tiles(data);
   return all;
+}
+
+void rows_into(const PackedWeights& w, uintptr_t ids, int64_t count, uintptr_t out) {
+  w.rows_into(at<const int32_t>(ids), count, at<float>(out));
 }
 
 // What identifies the tile layout of a format: the checksum of one tile, packed of bytes that all differ in
@@ -87,12 +92,7 @@ void bind_weights(nb::module_& m) {
       .def("tiles", tiles)
       .def("unpack", unpack)
       .def("set_factors", &PackedWeights::set_factors)
-      .def(
-          "rows_into",
-          [](const PackedWeights& w, uintptr_t ids, int64_t count, uintptr_t out) {
-            w.rows_into(at<const int32_t>(ids), count, at<float>(out));
-          },
-          Released());
+      .def("rows_into", recorded(OpKind::Embedding, rows_into), Released());
   m.def(
       "pack",
       [](uintptr_t data, int64_t nbytes, int format_id, int64_t experts, int64_t rows, int64_t columns) {

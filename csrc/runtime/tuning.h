@@ -16,7 +16,7 @@ inline constexpr int64_t kSpinUs = 100;
 // A sched_yield that takes longer gave the core to somebody who needed it: stop spinning ...
 inline constexpr int64_t kYieldLostUs = 15;
 // ... and do not spin again for so many waits.
-inline constexpr int kWaitsWithoutSpin = 32;
+inline constexpr int kWaitsWithoutSpin = 4;
 
 // --- products ---------------------------------------------------------------------------------------------
 // Largest x (codes, or floats of a float policy) that one item multiplies: it is read again for every strip,

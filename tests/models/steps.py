@@ -38,8 +38,8 @@ class Session:
         self.tables = scattered.view(sequences, -1)
         self.lengths = [0] * sequences
 
-    def step(self, pieces: Sequence[tuple[int, Prompt]]) -> list[Tensor]:
-        """pieces: (sequence, its next tokens); logits [tokens, vocab] for each piece."""
+    def batch(self, pieces: Sequence[tuple[int, Prompt]]) -> Batch:
+        """pieces: (sequence, its next tokens); the rows of a step that wants all their logits."""
         tokens, positions, lines = [], [], []
         for sequence, piece in pieces:
             start = self.lengths[sequence]
@@ -49,7 +49,7 @@ class Session:
             self.lengths[sequence] += len(piece)
         position, line = torch.tensor(positions).int(), torch.tensor(lines).int()
         blocks = self.tables[line, position // BLOCK_TOKENS]
-        batch = Batch(
+        return Batch(
             tokens=torch.tensor(tokens).int(),
             positions=position,
             sequences=line,
@@ -57,6 +57,10 @@ class Session:
             block_tables=self.tables,
             logit_rows=torch.arange(len(tokens)).int(),
         )
+
+    def step(self, pieces: Sequence[tuple[int, Prompt]]) -> list[Tensor]:
+        """Logits [tokens, vocab] for each piece."""
+        batch = self.batch(pieces)
         with torch.inference_mode():
             logits = self.model.forward(batch, self.state)
         return list(logits.split([len(piece) for _, piece in pieces]))

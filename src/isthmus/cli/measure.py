@@ -9,11 +9,9 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 from isthmus import __version__, native
@@ -36,6 +34,7 @@ class Pair:
     tokens: int
     seconds: float
     bytes_read: float  # weights and cache that the tokens made the CPU read
+    op_seconds: dict[str, float]  # by kind of operator
 
     @property
     def share(self) -> float:
@@ -62,10 +61,11 @@ def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, An
 
 def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
     """The figures of decoding alone, after a prompt of random tokens."""
-    with ProductTimer() as timer:
-        prompt = random_prompt(prompt_tokens, engine.info.vocab_size, seed=9)
-        pairs = _decode_pairs(engine, prompt, new_tokens, timer)
+    prompt = random_prompt(prompt_tokens, engine.info.vocab_size, seed=9)
+    pairs = _decode_pairs(engine, prompt, new_tokens)
     tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)
+    shares = {kind: sum(pair.op_seconds[kind] for pair in pairs) / seconds for kind in pairs[0].op_seconds}
+    shares["between"] = 1.0 - sum(shares.values())  # sampling, the loop, and Python
     bytes_per_token = sum(pair.bytes_read for pair in pairs) / tokens
     return {
         "decode_tok_s": tokens / seconds,
@@ -73,11 +73,12 @@ def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[
         "read_gb_s": bytes_per_token * tokens / seconds / 1e9,
         "read_limit_gb_s": max(pair.limit_gb_s for pair in pairs),
         "decode_share": median(pair.share for pair in pairs),
-        "outside_products_share": 1.0 - timer.seconds / seconds,
+        "outside_products_share": 1.0 - sum(shares[kind] for kind in native.PRODUCTS),
+        "step_shares": shares,
     }
 
 
-def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, timer: ProductTimer) -> list[Pair]:
+def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int) -> list[Pair]:
     """At least MIN_PAIRS pairs and `new_tokens` tokens, each slice of a length between the two bounds."""
     probe = native.ReadProbe(READ_BYTES)
     probe.run(SHORTEST_SLICE_S)  # the first touch of its pages
@@ -87,12 +88,10 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, timer: Pro
     token_s = time.perf_counter() - started
     # 15 slices over the tokens asked for, if that makes them neither too long nor too short.
     slice_s = min(max(token_s * new_tokens / MIN_PAIRS, SHORTEST_SLICE_S), SLICE_S)
-    timer.seconds = 0.0
     pairs: list[Pair] = []
     while len(pairs) < MIN_PAIRS or sum(pair.tokens for pair in pairs) < new_tokens:
-        with timer.paused():
-            limit = probe.run(slice_s)
-            decoder.ensure_running()
+        limit = probe.run(slice_s)
+        decoder.ensure_running()
         pairs.append(_decode_slice(decoder, slice_s, limit))
     engine.cancel("bench")  # the engine may be measured again
     while engine.has_work:
@@ -103,12 +102,14 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, timer: Pro
 def _decode_slice(decoder: _Decoder, slice_s: float, limit_gb_s: float) -> Pair:
     """As many tokens as `slice_s` seconds hold, as far as the last ones tell, and at least one."""
     tokens, seconds, bytes_read = 0, 0.0, 0.0
+    before = native.op_seconds()
     started = time.perf_counter()
     while tokens == 0 or (not decoder.finished and seconds * (tokens + 1) / tokens <= slice_s):
         bytes_read += decoder.token()
         tokens += 1
         seconds = time.perf_counter() - started
-    return Pair(limit_gb_s, tokens, seconds, bytes_read)
+    spent = {kind: total - before[kind] for kind, total in native.op_seconds().items()}
+    return Pair(limit_gb_s, tokens, seconds, bytes_read, spent)
 
 
 class _Decoder:
@@ -141,54 +142,6 @@ class _Decoder:
                 raise EngineError(output.error)
             self.finished = output.finish_reason is not None
         return bool(outputs)
-
-
-class ProductTimer:
-    """Within the context, seconds spent in products with weights, by timing the calls of the three operators.
-
-    The two clock readings cost about 0.1 us a call, of some hundreds of microseconds.
-    """
-
-    OPERATORS: tuple[Any, ...] = (native.Linear, native.HeadLinear, native.Experts)
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._plain: list[Callable[..., None]] = []
-
-    def __enter__(self) -> ProductTimer:
-        for operator in self.OPERATORS:
-            self._plain.append(operator.__call__)
-            operator.__call__ = self._timed(operator.__call__)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for operator, plain in zip(self.OPERATORS, self._plain, strict=True):
-            operator.__call__ = plain
-
-    def paused(self) -> _Paused:
-        """A context whose products do not count."""
-        return _Paused(self)
-
-    def _timed(self, plain: Callable[..., None]) -> Callable[..., None]:
-        def call(*arguments: Any) -> None:
-            started = time.perf_counter()
-            plain(*arguments)
-            self.seconds += time.perf_counter() - started
-
-        return call
-
-
-class _Paused:
-    def __init__(self, timer: ProductTimer) -> None:
-        self._timer = timer
-
-    def __enter__(self) -> None:
-        self._seconds = self._timer.seconds
-
-    def __exit__(self, *error: object) -> None:
-        self._timer.seconds = self._seconds
 
 
 def commit() -> str:

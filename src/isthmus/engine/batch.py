@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,15 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def wants_all_logits(self) -> bool:
+        return np.array_equal(self.logit_rows.numpy(), np.arange(self.num_rows))
+
+    @property
+    def is_decode(self) -> bool:
+        """One row of each sequence, all of which want logits."""
+        return self.wants_all_logits and np.array_equal(self.sequences.numpy(), np.arange(self.num_rows))
 
     def prepare(self, vocab_size: int, num_blocks: int) -> Step:
         """The batch with its indices copied and checked: our own scheduler's mistakes, each a ValueError."""
@@ -84,7 +94,8 @@ class Part:
     def __init__(self, step: Step, begin: int, end: int, is_chunk: bool) -> None:
         batch = step.batch
         self.begin, self.end, self.is_chunk = begin, end, is_chunk
-        self.rows = batch.paged_rows(begin, end, step.num_blocks)
+        whole = (begin, end) == (0, batch.num_rows)
+        self.rows = step.rows if whole else batch.paged_rows(begin, end, step.num_blocks)
         self.positions = batch.positions[begin:end]
         self.num_slots = step.num_blocks * BLOCK_TOKENS
         if is_chunk:
@@ -97,7 +108,9 @@ def _cut(sequences: Tensor, chunk_rows: int) -> list[tuple[int, int, bool]]:
     """(begin, end, is chunk) over all rows; neighbours that are no chunks stay together."""
     cuts: list[tuple[int, int, bool]] = []
     begin = 0
-    for count in torch.unique_consecutive(sequences, return_counts=True)[1].tolist():
+    of_row = sequences.numpy()
+    ends = np.flatnonzero(np.diff(of_row, append=-1)) + 1  # of each sequence's rows
+    for count in np.diff(ends, prepend=0).tolist():
         is_chunk = count >= chunk_rows
         if cuts and not is_chunk and not cuts[-1][2]:
             cuts[-1] = (cuts[-1][0], begin + count, False)

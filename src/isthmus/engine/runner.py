@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,11 +10,18 @@ import torch
 from torch import Tensor
 
 from isthmus.engine.batch import Batch
+from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.engine.scheduler import StepPlan
 
 if TYPE_CHECKING:
     from isthmus.engine.state import State
     from isthmus.models.base import Model
+
+
+log = logging.getLogger(__name__)
+
+# A decode of more rows spends so long in its products that Python between the layers no longer counts.
+MAX_CAPTURED_ROWS = 32
 
 
 class Runner:
@@ -23,11 +31,31 @@ class Runner:
         self.model = model
         self.state = state
         self.block_tokens = block_tokens
+        self._memory = StepMemory()
+        self._captured: dict[int, CapturedStep] = {}  # by rows
 
     def execute(self, plan: StepPlan) -> Tensor:
-        """Logits f32 [R, vocab]: one row for each slice that wants them, in the plan's order."""
+        """Logits f32 [R, vocab]: one row for each slice that wants them, in the plan's order.
+
+        They are valid until the next step.
+        """
         with torch.inference_mode():
-            return self.model.forward(make_batch(plan, self.block_tokens), self.state)
+            batch = make_batch(plan, self.block_tokens)
+            if batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_decode:
+                return self._decode(batch)
+            return self.model.forward(batch, self.state)
+
+    def _decode(self, batch: Batch) -> Tensor:
+        captured = self._captured.get(batch.num_rows)
+        if captured is None:
+            captured = CapturedStep(self.model, self.state, batch, self._memory)
+            if captured.foreign:
+                log.info("decode steps are not captured: %s is no recorded operator", captured.foreign)
+            self._captured[batch.num_rows] = captured
+            return captured.logits
+        if captured.foreign:
+            return self.model.forward(batch, self.state)
+        return captured(batch)
 
 
 def make_batch(plan: StepPlan, block_tokens: int) -> Batch:

@@ -25,6 +25,9 @@ class Model(Protocol):
     def forward(self, batch: Batch, state: State) -> Tensor:
         """fp32 [R, vocab]: logits of the rows in batch.logit_rows; writes the batch's rows into `state`."""
 
+    def compute(self, step: Step, state: State) -> Tensor:
+        """The same of a batch that is prepared."""
+
     def state_spec(self) -> list[StateKind]:
         """The kind of state of each layer."""
 
@@ -52,13 +55,18 @@ class Decoder:
     def forward(self, batch: Batch, state: State) -> Tensor:
         if state.kv_dtype != self.kv_dtype:  # native code would write past the caches
             raise ValueError(f"a state of {state.kv_dtype} for a model loaded for {self.kv_dtype}")
-        step = batch.prepare(self.config.vocab_size, state.num_blocks)
+        return self.compute(batch.prepare(self.config.vocab_size, state.num_blocks), state)
+
+    def compute(self, step: Step, state: State) -> Tensor:
+        batch = step.batch
         x = self.embedding(batch.tokens)
         for layer, cache in zip(self.layers, state.layers, strict=True):
             x = layer(x, step, cache)
         if batch.logit_rows.numel() == 0:  # a chunk inside a prompt
             return x.new_empty(0, self.config.vocab_size)
-        return self.head(self.norm(x.index_select(0, batch.logit_rows)))
+        if not batch.wants_all_logits:
+            x = x.index_select(0, batch.logit_rows)
+        return self.head(self.norm(x))
 
     def state_spec(self) -> list[StateKind]:
         return [layer.state_kind for layer in self.layers]

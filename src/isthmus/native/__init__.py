@@ -24,13 +24,16 @@ from isthmus.native.ops import (
     this_machine,
     use_isa,
 )
+from isthmus.native.program import PRODUCTS, Program, op_seconds
 
 __all__ = [
+    "PRODUCTS",
     "Act",
     "Experts",
     "HeadLinear",
     "Linear",
     "PackedWeight",
+    "Program",
     "ReadProbe",
     "Topology",
     "current_isa",
@@ -39,6 +42,7 @@ __all__ = [
     "node_bytes",
     "num_nodes",
     "num_threads",
+    "op_seconds",
     "pack",
     "read_gb_s",
     "set_threads",

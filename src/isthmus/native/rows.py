@@ -59,6 +59,13 @@ class PagedRows:
             sequences, positions, slots, block_tables, num_rows, num_sequences, max_blocks, num_blocks
         )
 
+    def move_to(self, rows: PagedRows) -> None:
+        """Holds the indices of `rows` from now on: as many rows of the same caches, or a ValueError.
+
+        What was recorded with these (native.Program) runs over those next.
+        """
+        self.handle.move_to(rows.handle)
+
     @property
     def num_rows(self) -> int:
         return self.handle.num_rows

@@ -1,0 +1,79 @@
+// What a step runs: the operators that Python calls, timed by kind, and recorded so that a step with the same
+// shapes runs again as one call.
+//
+// Recording is by address, as in a CUDA graph: a program is right as long as the operators and the memory it
+// was recorded with live, and what changes between steps (tokens, positions, block tables) changes in that
+// memory. Everything is checked again at every run: an operation is the whole call, not what it had worked
+// out.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace isthmus {
+
+enum class OpKind { Embedding, Norm, Linear, HeadLinear, Rope, Attention, Router, Experts };
+constexpr int kOpKinds = 8;
+constexpr const char* kOpNames[kOpKinds] = {"embedding", "norm",      "linear", "head_linear",
+                                            "rope",      "attention", "router", "experts"};
+
+// Adds to the time spent in operators of one kind in this process, by all callers.
+class OpTimer {
+ public:
+  explicit OpTimer(OpKind kind) : kind_(static_cast<int>(kind)), start_(Clock::now()) {}
+  ~OpTimer() {
+    const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_);
+    totals_[kind_].fetch_add(spent.count(), std::memory_order_relaxed);
+  }
+  OpTimer(const OpTimer&) = delete;
+  OpTimer& operator=(const OpTimer&) = delete;
+
+  static int64_t nanoseconds(int kind) { return totals_[kind].load(std::memory_order_relaxed); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static inline std::atomic<int64_t> totals_[kOpKinds] = {};
+  int kind_;
+  Clock::time_point start_;
+};
+
+class Program {
+ public:
+  // Operators that this thread runs from now on are added, until end(). Throws std::logic_error if the thread
+  // records already.
+  void begin();
+  void end();
+
+  // All operations in their order. Holds the pool: other callers' operators wait. An operation's exception
+  // ends the run and is the caller's. Throws std::logic_error while the program is being recorded.
+  void run() const;
+
+  int64_t size() const { return static_cast<int64_t>(operations_.size()); }
+
+  // The program that this thread records, or null.
+  static Program* recording();
+  void add(OpKind kind, std::function<void()> operation) {
+    operations_.push_back({kind, std::move(operation)});
+  }
+
+ private:
+  struct Operation {
+    OpKind kind;
+    std::function<void()> run;
+  };
+  std::vector<Operation> operations_;
+};
+
+// Runs an operator, and adds it to the program that is being recorded. The operation must be all there is to
+// the call, given the objects and memory it names.
+template <class F>
+void operate(OpKind kind, F&& operation) {
+  if (Program* program = Program::recording()) program->add(kind, operation);
+  const OpTimer timer(kind);
+  operation();
+}
+
+}  // namespace isthmus

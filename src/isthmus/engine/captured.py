@@ -1,0 +1,110 @@
+"""Decode steps recorded once and run again as one native call.
+
+A decode step calls the same operators over the same weights whatever its tokens are. Its first run, by
+Python, is recorded with the memory it used; the next steps of as many sequences put their indices there and
+run the record, and no Python runs between the layers. As with a CUDA graph, what the model does outside
+recorded operators would be missed, so every torch operation is watched meanwhile: memory is handed out, views
+are harmless, and anything else keeps the step from being captured.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import fields
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from isthmus.engine.batch import Batch
+from isthmus.native.program import Program
+
+if TYPE_CHECKING:
+    from isthmus.engine.state import State
+    from isthmus.models.base import Model
+
+ALIGNMENT = 64
+
+
+class StepMemory:
+    """Memory for what steps compute on the way: a piece is free again when the last tensor over it is gone.
+
+    A record uses its pieces in the order it was made in, one record at a time: so all share them.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(piece.nbytes for piece in self._free)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        nbytes = max(prod(shape), 1) * dtype.itemsize
+        fitting = [at for at, piece in enumerate(self._free) if piece.nbytes >= nbytes]
+        if fitting:
+            piece = self._free.pop(min(fitting, key=lambda at: self._free[at].nbytes))
+        else:
+            piece = _aligned(nbytes)
+        lent = piece[:nbytes]  # an array of its own, which the tensor's storage keeps alive
+        weakref.finalize(lent, self._free.append, piece).atexit = False
+        return torch.from_numpy(lent).view(dtype)[: prod(shape)].view(shape)
+
+
+class CapturedStep:
+    """A decode step of so many rows, recorded from its first run, whose logits are in `logits`.
+
+    `foreign`: the torch operations that keep it from running again, by name; none if it may.
+    """
+
+    def __init__(self, model: Model, state: State, batch: Batch, memory: StepMemory) -> None:
+        self._vocab_size, self._num_blocks = model.config.vocab_size, state.num_blocks
+        self._batch = Batch(**{f.name: getattr(batch, f.name).clone() for f in fields(batch)})
+        self._step = self._batch.prepare(self._vocab_size, self._num_blocks)
+        self._program = Program()
+        watch = _Watch(memory)
+        with self._program.recording(), watch:
+            self.logits = model.compute(self._step, state)
+        self.foreign = sorted(watch.foreign)
+
+    def __len__(self) -> int:
+        """Operators of a step."""
+        return len(self._program)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The logits of `batch`, a decode of as many rows: f32 [T, vocab], valid until the next call."""
+        step = batch.prepare(self._vocab_size, self._num_blocks)
+        self._step.rows.move_to(step.rows)
+        self._batch.tokens.copy_(batch.tokens)
+        self._program.run()
+        return self.logits
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives torch.empty its memory, and notes what is neither that nor a view."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._memory = memory
+        self.foreign: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        dtype = (kwargs or {}).get("dtype")
+        if func is torch.ops.aten.empty.memory_format:
+            return self._memory.empty(tuple(args[0]), dtype or torch.get_default_dtype())
+        if func is torch.ops.aten.empty_like.default and args[0].is_contiguous():
+            return self._memory.empty(tuple(args[0].shape), dtype or args[0].dtype)
+        if not func.is_view:
+            self.foreign.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + nbytes]
