@@ -20,11 +20,12 @@ import numpy as np
 from isthmus import native
 from isthmus.cli.measure import READ_BYTES, commit
 from isthmus.formats.spec import by_name
-from make_gguf import BLOCKS, POOL_BLOCKS
+from isthmus.weights.random_blocks import BLOCKS
 
 SLICE_S = 0.15
 LIMIT_SLICE_S = 0.07
 PAIRS = 9
+POOL_BLOCKS = 1 << 16  # distinct random blocks; a larger matrix repeats them
 CACHED_BYTES = 512 << 10  # of a matrix that stays in one core's second cache
 
 Work = Callable[[], object]
@@ -85,7 +86,7 @@ def packed(name: str, rows: int, columns: int, experts: int = 1) -> native.Packe
     """Random weights of std 1/sqrt(columns) in the named format."""
     spec = by_name(name)
     count = experts * rows * (columns // spec.block_columns)
-    pool = BLOCKS[name](min(count, POOL_BLOCKS), columns**-0.5)
+    pool = BLOCKS[name](np.random.default_rng(0), min(count, POOL_BLOCKS), columns**-0.5)
     data = np.resize(pool, (count, pool.shape[1]))
     return native.pack(np.ascontiguousarray(data).reshape(-1), spec.ggml_id, experts, rows, columns)
 

@@ -13,7 +13,7 @@ from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
 from isthmus.resolve import resolve_model
 from isthmus.weights.source import RawTensor, open_weights
-from make_gguf import MODELS
+from make_gguf import make_gguf
 
 DEFAULT = ("qwen3-30b-a3b", 12, "q4_k_m")  # name, layers, quantisation: 5 GB
 
@@ -35,10 +35,9 @@ def model_file(given: str | None) -> Iterator[Path]:
         yield resolve_model(given)
         return
     name, layers, quant = DEFAULT
-    make, _, options = MODELS[name]
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as folder:
         path = Path(folder) / f"{name}-{layers}-{quant}.gguf"
-        make(layers, quant, **options).write(path)
+        make_gguf(path, name, layers, quant)
         yield path
 
 

@@ -1,6 +1,7 @@
 """From what a user calls a model to the file to open: the one resolver, used by every command.
 
-A name is `demo`, the path of a .gguf file (any shard of a split model), or a folder that holds one model.
+A name is `demo`, the path of a .gguf file (any shard of a split model), a folder that holds one model, or
+`dummy:SHAPE`, which has no file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from isthmus.errors import ModelFileError, UsageError
 from isthmus.weights.gguf_shards import shard_name
+from isthmus.weights.source import is_dummy
 
 DEMO = "demo"
 _LISTED = 6  # files that an error lists
@@ -27,6 +29,11 @@ def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = No
         from isthmus.weights.demo import demo_model  # numpy is needed for this alone
 
         return demo_model(progress)
+    if is_dummy(Path(name)):
+        from isthmus.weights.dummy import DummySpec
+
+        DummySpec.parse(name)  # what is wrong with it is said now
+        return Path(name)
     if not name or "\x00" in name:
         raise UsageError(f"a model must be 'demo' or the path of a .gguf file, got {name!r}")
     path = Path(name).expanduser()

@@ -2,12 +2,11 @@
 
 One file holds random blocks of a format, the other the fp32 values that gguf-py reads out of the very same
 blocks; both run through the same model with the same routes, so the difference is the products' alone. Every
-format that the table calls runnable is tested, with the blocks that benches/make_gguf.py makes of it.
+format that the table calls runnable is tested, with the random blocks that dummy models are made of.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
@@ -21,11 +20,9 @@ import pytest
 from isthmus import native
 from isthmus.formats.reference import dequantize
 from isthmus.formats.spec import FORMATS, FormatSpec, by_name
+from isthmus.weights.random_blocks import BLOCKS
 from models import routing, tiny
 from models.steps import load, prompt_of, whole
-
-sys.path.append(str(Path(__file__).parents[2] / "benches"))
-import make_gguf
 
 KL_BOUND = 5e-3
 PROMPT = prompt_of(64, tiny.VOCAB, seed=5)
@@ -57,14 +54,14 @@ def two_files(folder: Path, name: str, specs: Sequence[FormatSpec]) -> tuple[Pat
     """The model in blocks, its matrices in the formats by turns, and in fp32 with those blocks' values."""
     case = tiny.WIDE_CASES[name]
     tensors, keys = model_of(name)
-    make_gguf.rng = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     blocks, floats = {}, {}
     turn = cycle(specs)
     for key, values in tensors.items():
         blocks[key] = floats[key] = tiny.Stored(by_name("f32"), values.shape, values)
         if values.ndim > 1 and "ffn_gate_inp" not in key:  # vectors and the router stay as they are
             spec = next(turn)
-            data = make_gguf.BLOCKS[spec.name](values.size // spec.block_columns, float(values.std()))
+            data = BLOCKS[spec.name](rng, values.size // spec.block_columns, float(values.std()))
             blocks[key] = tiny.Stored(spec, values.shape, data)
             floats[key] = tiny.Stored(by_name("f32"), values.shape, values_of(spec, data))
     return (
@@ -103,8 +100,7 @@ def check_kl(blocks: Path, floats: Path, what: str) -> None:
 def test_the_random_blocks_have_the_spread_they_promise(format_name: str) -> None:
     """Blocks far from the asked std would make activations grow or vanish, and the KL say nothing."""
     spec = by_name(format_name)
-    make_gguf.rng = np.random.default_rng(2)
-    values = values_of(spec, make_gguf.BLOCKS[format_name](512, 0.05))
+    values = values_of(spec, BLOCKS[format_name](np.random.default_rng(2), 512, 0.05))
     assert np.isfinite(values).all()
     assert 0.03 < values.std() < 0.08
     assert abs(values.mean()) < 0.5 * values.std()

@@ -11,7 +11,8 @@ from isthmus.config import ISA_NAMES, KV_DTYPES
 from isthmus.errors import UsageError
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .gguf file (any shard of a split one), or demo.")
+    str,
+    typer.Argument(metavar="MODEL", help="A .gguf file (any shard of a split one), demo, or dummy:SHAPE."),
 ]
 Ctx = Annotated[
     int | None, typer.Option("--ctx", help="Context in tokens. Default: the model's, 8192, or what fits.")

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.config import RunOptions, cache_dir
-from isthmus.errors import ModelFileError
+from isthmus.errors import ModelFileError, UsageError
 from isthmus.models.base import load_model
 from isthmus.modules.cache import CacheWriter, PackedCache, forget_stamp, stamp_verified
 from isthmus.weights.atomic import atomic_file, locked
-from isthmus.weights.source import WeightSource
+from isthmus.weights.source import WeightSource, is_dummy
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,10 @@ def open_cache(
 
     Raises ModelFileError if a cache was asked for and cannot be made.
     """
+    if is_dummy(source.path):
+        if options.packed_cache:
+            raise _without_file(source)
+        return None
     path = cache_path(source.path)
     if options.packed_cache is False or (options.packed_cache is None and not path.exists()):
         return None
@@ -67,6 +71,8 @@ def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
 
     Raises ModelFileError: the model's own faults, a disk that is full, a folder that cannot be written.
     """
+    if is_dummy(source.path):
+        raise _without_file(source)
     path = cache_path(source.path)
     total = sum(tensor.nbytes for tensor in source.tensors.values())
     identity = source.identity()
@@ -89,9 +95,15 @@ def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
 
 def verify_cache(source: WeightSource, progress: Progress | None = None) -> None:
     """Holds every byte of the model's cache against its checksum, whatever a stamp says."""
+    if is_dummy(source.path):
+        raise _without_file(source)
     path = cache_path(source.path)
     forget_stamp(path)
     PackedCache(path, source.identity(), counted(progress, path.stat().st_size if path.exists() else 0))
+
+
+def _without_file(source: WeightSource) -> UsageError:
+    return UsageError(f"{source.path} has no file of which a packed cache could be kept; load it without one")
 
 
 def _check_room(path: Path, need_bytes: int) -> None:

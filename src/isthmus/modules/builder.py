@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal, Protocol, TypeVar
 
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
@@ -182,7 +183,7 @@ class Builder:
             self._used.add(companion.name)
             if role == "scale":
                 self._check_scale(companion, shape)
-        return RawTensor(full, shape, raw.format, raw.data, raw.file, raw.aux)
+        return raw if raw.shape == shape else replace(raw, shape=shape)
 
     def _check_scale(self, scale: RawTensor, shape: tuple[int, ...]) -> None:
         """A tensor's own scale: one value, or one per expert."""

@@ -19,6 +19,9 @@ from isthmus.weights.metadata import Metadata
 # weights are to be multiplied. `input_scale`: for engines that round activations to 4 bits; not used here.
 COMPANIONS = ("scale", "input_scale")
 
+# How the name of a model without a file begins.
+DUMMY = "dummy:"
+
 
 @dataclass(frozen=True)
 class RawTensor:
@@ -73,11 +76,21 @@ class WeightSource(Protocol):
 
 
 def open_weights(path: Path) -> WeightSource:
-    """Open a model by any of its files; reads headers only.
+    """Open a model by any of its files, or a `dummy:` by its name; reads headers only.
 
     Raises MalformedFileError or UnsupportedError, which name file, tensor or key, what came and what was
     needed.
     """
-    from isthmus.weights.gguf import GgufSource  # here, since it needs RawTensor from this module
+    # Imported here, since they need RawTensor from this module.
+    if is_dummy(path):
+        from isthmus.weights.dummy import DummySource
+
+        return DummySource(str(path))
+    from isthmus.weights.gguf import GgufSource
 
     return GgufSource(Path(path))
+
+
+def is_dummy(path: Path) -> bool:
+    """Whether this is a model without a file, see `dummy.py`."""
+    return str(path).startswith(DUMMY)

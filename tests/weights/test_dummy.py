@@ -1,0 +1,161 @@
+"""Models without a file: sizes as published, bits that are valid, and nothing made before it is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from isthmus.errors import UsageError
+from isthmus.formats.spec import FORMATS
+from isthmus.resolve import resolve_model
+from isthmus.weights.dummy import DummySource, DummySpec
+from isthmus.weights.gguf_writer import TensorPlan, write_gguf
+from isthmus.weights.random_blocks import BLOCKS
+from isthmus.weights.shapes import SHAPES
+from isthmus.weights.source import RawTensor, open_weights
+
+
+def parameters(raw: RawTensor) -> int:
+    return math.prod(raw.shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions", "active"),
+    [  # total and active per token, as the models' authors give them
+        ("deepseek-v3", 671, 37),
+        ("kimi-k2", 1026, 32),
+        ("qwen3-235b-a22b", 235, 22),
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("deepseek-v2-lite", 15.7, 2.4),
+    ],
+)
+def test_parameters_are_as_published(shape: str, billions: float, active: float) -> None:
+    source = DummySource(f"dummy:{shape}")
+    arch = source.metadata.str("general.architecture")
+    share = source.metadata.int(f"{arch}.expert_used_count") / source.metadata.int(f"{arch}.expert_count")
+    total = sum(parameters(raw) for raw in source.tensors.values())
+    used = sum(parameters(raw) * (share if "_exps" in raw.name else 1) for raw in source.tensors.values())
+    # Authors count the embedding among the active ones or do not, and round: half a unit of the last digit.
+    embedding = parameters(source.tensors["token_embd.weight"])
+    assert total / 1e9 == pytest.approx(billions, rel=0.003)
+    assert (used - embedding) / 1e9 - 0.6 < active < used / 1e9 + 0.6
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layers_are_as_many_as_asked_for_and_the_first_may_be_dense(shape: str) -> None:
+    source = DummySource(f"dummy:{shape}?layers=2")
+    names = {name.split(".")[1] for name in source.tensors if name.startswith("blk.")}
+    assert names == {"0", "1"}
+    assert "blk.1.ffn_gate_exps.weight" in source.tensors
+    dense = "blk.0.ffn_gate.weight" in source.tensors
+    assert dense == (source.metadata.str("general.architecture") == "deepseek2")
+
+
+def test_tensor_sizes_are_those_of_gguf_py() -> None:
+    for raw in DummySource("dummy:deepseek-v3?layers=4").tensors.values():
+        block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(raw.format.ggml_id)]
+        assert raw.nbytes == math.prod(raw.shape) // block * nbytes, raw.name
+
+
+def test_q4_k_m_is_the_mix_of_llama_cpp() -> None:
+    """Expected by hand for 48 layers: use_more_bits is i < 6, i >= 42, and every third from layer 8 on."""
+    tensors = DummySource("dummy:qwen3-30b-a3b").tensors
+    wide = [i for i in range(48) if tensors[f"blk.{i}.ffn_down_exps.weight"].format.name == "q6_k"]
+    assert wide == [0, 1, 2, 3, 4, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 42, 43, 44, 45, 46, 47]
+    assert {tensors[f"blk.{i}.ffn_up_exps.weight"].format.name for i in range(48)} == {"q4_k"}
+    mixtral = DummySource("dummy:mixtral-8x7b").tensors
+    assert mixtral["blk.9.attn_k.weight"].format.name == mixtral["blk.9.attn_v.weight"].format.name == "q8_0"
+    assert mixtral["blk.9.attn_output.weight"].format.name == "q5_k"
+
+
+def test_the_file_of_a_dummy_has_the_same_header_and_bytes(tmp_path: Path) -> None:
+    """What `benches/make_gguf.py` writes is the model that runs without a file."""
+    source = DummySource("dummy:deepseek-v2-lite?layers=1")
+    small = [raw for raw in source.tensors.values() if raw.nbytes < 4 << 20]
+    plans = [TensorPlan(t.name, t.shape, t.format, lambda t=t: [bytes(t.data)]) for t in small]
+    metadata = {key: (source.value_types[key], value) for key, value in source.metadata.items()}
+    with (tmp_path / "m.gguf").open("wb") as file:
+        write_gguf(file, metadata, plans)
+    read = open_weights(tmp_path / "m.gguf")
+    same = dict(read.metadata) == dict(source.metadata)  # pytest would print 100 thousand tokens
+    assert same
+    assert len(read.tensors) == len(small) > 8
+    for raw in small:
+        assert bytes(read.tensors[raw.name].data) == bytes(raw.data)
+
+
+def test_bytes_are_made_when_they_are_read_and_depend_on_seed_and_name() -> None:
+    first = DummySource("dummy:qwen3-30b-a3b?layers=1")
+    raw = first.tensors["blk.0.ffn_gate_exps.weight"]
+    assert raw.nbytes == 128 * 768 * 2048 // 256 * 144
+    assert not first.tensors._pools  # type: ignore[attr-defined]
+    assert raw.data.nbytes == raw.nbytes
+    assert raw.data.readonly
+    start = bytes(raw.data[:4096])
+    again = DummySource("dummy:qwen3-30b-a3b?layers=1").tensors["blk.0.ffn_gate_exps.weight"]
+    assert bytes(again.data) == bytes(raw.data)
+    assert bytes(first.tensors["blk.0.ffn_up_exps.weight"].data[:4096]) != start
+    other = DummySource("dummy:qwen3-30b-a3b?layers=1&seed=1").tensors["blk.0.ffn_gate_exps.weight"]
+    assert bytes(other.data[:4096]) != start
+
+
+def test_a_part_cut_out_of_a_tensor_is_its_own() -> None:
+    """The loader cuts joined tensors with dataclasses.replace."""
+    raw = DummySource("dummy:deepseek-v2-lite?layers=1").tensors["blk.0.attn_k_b.weight"]
+    part = replace(raw, shape=(1, 32), data=raw.data[:34])
+    assert (part.name, part.format, part.nbytes, bytes(part.data)) == (
+        raw.name, raw.format, 34, bytes(raw.data[:34]),
+    )  # fmt: skip
+
+
+def test_values_have_the_std_that_keeps_activations_their_size() -> None:
+    tensors = DummySource("dummy:qwen3-30b-a3b?layers=1").tensors
+    for name, std in [("blk.0.attn_q.weight", 2048**-0.5), ("blk.0.ffn_down_exps.weight", 768**-0.5)]:
+        raw = tensors[name]
+        sample = np.frombuffer(raw.data[: raw.format.block_bytes * 4096], np.uint8)
+        values = gguf.quants.dequantize(sample, gguf.GGMLQuantizationType(raw.format.ggml_id))
+        assert np.isfinite(values).all()
+        assert values.std() == pytest.approx(std, rel=0.3)
+    assert set(np.frombuffer(tensors["output_norm.weight"].data, "<f4")) == {1.0}
+
+
+def test_every_runnable_format_can_be_asked_for() -> None:
+    assert set(BLOCKS) == {spec.name for spec in FORMATS.values() if spec.runnable}
+
+
+def test_a_name_says_shape_and_parameters() -> None:
+    assert DummySpec.parse("dummy:kimi-k2") == DummySpec("kimi-k2", None, "q4_k_m", 0)
+    assert DummySpec.parse("dummy:kimi-k2?layers=3&quant=Q8_0&seed=7") == DummySpec("kimi-k2", 3, "q8_0", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dummy:", "no built-in shape is called ''; there are deepseek-v2-lite, deepseek-v3, kimi-k2"),
+        ("dummy:deepseek-v4", r"'deepseek-v4' \(did you mean deepseek-v3\?\); there are"),
+        ("dummy:kimi-k2?layer=2", "parameter 'layer' is unknown; there are layers, quant and seed"),
+        ("dummy:kimi-k2?layers=2&layers=3", "parameter 'layers' is given twice"),
+        ("dummy:kimi-k2?layers", "parameter 'layers' is given twice|layers must be a whole number"),
+        ("dummy:kimi-k2?layers=0", "layers must be a whole number from 1 to 1024, got '0'"),
+        ("dummy:kimi-k2?layers=many", "got 'many'"),
+        ("dummy:kimi-k2?layers=" + "9" * 30, "layers must be a whole number from 1 to 1024"),
+        ("dummy:kimi-k2?quant=q4", "no quant is called 'q4'; there are q4_k_m, f32, f16"),
+        ("dummy:kimi-k2?&", "is no key=value"),
+    ],
+)
+def test_a_name_that_says_something_else_is_an_error_that_lists_what_there_is(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        resolve_model(name)
+
+
+def test_a_dummy_is_its_own_path_and_opens() -> None:
+    path = resolve_model("dummy:deepseek-v2-lite?layers=1")
+    source = open_weights(path)
+    assert source.path == path == Path("dummy:deepseek-v2-lite?layers=1")
+    assert source.metadata.str("general.name") == "deepseek-v2-lite"
