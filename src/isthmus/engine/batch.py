@@ -78,12 +78,15 @@ class Step:
         self.batch = batch
         self.num_blocks = num_blocks
         self.rows = batch.paged_rows(0, batch.num_rows, num_blocks)
+        self.is_decode = batch.is_decode
+        self.wants_all_logits = batch.wants_all_logits
         self._parts: dict[int, list[Part]] = {}
 
     def parts(self, chunk_rows: int) -> list[Part]:
         """The rows in order, cut so that every chunk (chunk_rows or more of one sequence) stands alone."""
         if chunk_rows not in self._parts:
-            cuts = _cut(self.batch.sequences, chunk_rows)
+            whole = [(0, self.batch.num_rows, False)]  # every row its own sequence
+            cuts = whole if self.is_decode else _cut(self.batch.sequences, chunk_rows)
             self._parts[chunk_rows] = [Part(self, begin, end, is_chunk) for begin, end, is_chunk in cuts]
         return self._parts[chunk_rows]
 

@@ -3,7 +3,7 @@
 A decode step calls the same operators over the same weights whatever its tokens are. Its first run, by
 Python, is recorded with the memory it used; the next steps of as many sequences put their indices there and
 run the record, and no Python runs between the layers. As with a CUDA graph, what the model does outside
-recorded operators would be missed, so every torch operation is watched meanwhile: memory is handed out, views
+recorded operators would be missed, so every torch function is watched meanwhile: memory is handed out, views
 are harmless, and anything else keeps the step from being captured.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from isthmus.engine.batch import Batch
 from isthmus.native.program import Program
@@ -57,7 +57,7 @@ class StepMemory:
 class CapturedStep:
     """A decode step of so many rows, recorded from its first run, whose logits are in `logits`.
 
-    `foreign`: the torch operations that keep it from running again, by name; none if it may.
+    `foreign`: the torch functions that keep it from running again, by name; none if it may.
     """
 
     def __init__(self, model: Model, state: State, batch: Batch, memory: StepMemory) -> None:
@@ -83,25 +83,53 @@ class CapturedStep:
         return self.logits
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives torch.empty its memory, and notes what is neither that nor a view."""
+class _Watch(TorchFunctionMode):
+    """Gives torch.empty its memory, and notes what neither asks for memory nor looks at a tensor.
+
+    A mode of Python's calls: one of dispatched operators would import sympy, which takes 3 s.
+    """
 
     def __init__(self, memory: StepMemory) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._memory = memory
         self.foreign: set[str] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         dtype = (kwargs or {}).get("dtype")
-        if func is torch.ops.aten.empty.memory_format:
-            return self._memory.empty(tuple(args[0]), dtype or torch.get_default_dtype())
-        if func is torch.ops.aten.empty_like.default and args[0].is_contiguous():
-            return self._memory.empty(tuple(args[0].shape), dtype or args[0].dtype)
-        if not func.is_view:
-            self.foreign.add(str(func))
+        if func is torch.empty:
+            return self._memory.empty(torch.Size(_flat(args)), dtype or torch.get_default_dtype())
+        if func is torch.empty_like:
+            return self._memory.empty(args[0].shape, dtype or args[0].dtype)
+        if not _only_looks(func, args):
+            self.foreign.add(func.__name__)
         return func(*args, **(kwargs or {}))
+
+
+_LOOKS = {
+    Tensor.data_ptr,
+    Tensor.stride,
+    Tensor.is_contiguous,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.__len__,
+    Tensor.view,
+    Tensor.expand,
+}
+
+
+def _only_looks(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call neither computes nor copies: attributes, views, and indexing by numbers and slices."""
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(part is None or part is ... or isinstance(part, int | slice) for part in index)
+    return func in _LOOKS or func.__name__ == "__get__"
+
+
+def _flat(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """torch.empty(2, 3) and torch.empty((2, 3)) are the same."""
+    return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
 
 
 def _aligned(nbytes: int) -> np.ndarray:

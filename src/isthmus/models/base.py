@@ -64,7 +64,7 @@ class Decoder:
             x = layer(x, step, cache)
         if batch.logit_rows.numel() == 0:  # a chunk inside a prompt
             return x.new_empty(0, self.config.vocab_size)
-        if not batch.wants_all_logits:
+        if not step.wants_all_logits:
             x = x.index_select(0, batch.logit_rows)
         return self.head(self.norm(x))
 
