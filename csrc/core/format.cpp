@@ -144,7 +144,12 @@ bool pack_tiles(const uint8_t* file, int64_t row_bytes, int rows, int64_t tiles,
     }
   }
   bool finite = true;
+  constexpr int64_t kTileBytes = int64_t{kStripRows} * F::block_bytes;
+  // The next strip is read while this one is transposed: the 16 streams of a strip are too many for the
+  // hardware to foresee (4.4 -> 4.9 GB/s of two threads, q4_k; a plain copy 6.0).
+  const uint8_t* next = file + kStripRows * row_bytes;
   for (int64_t i = 0; i < tiles; ++i) {
+    for (int64_t at = 0; at < kTileBytes; at += 64) __builtin_prefetch(next + i * kTileBytes + at, 0, 2);
     finite &= pack_tile<F>(file + i * F::block_bytes, row_bytes, rows, tile + i * kStripRows * F::block_bytes,
                            std::make_index_sequence<std::size(F::fields)>{});
   }
