@@ -7,12 +7,14 @@ in silence. No torch here: the command line and the HTTP process import this.
     ISTHMUS_ISA      instruction set of the CPU kernels (scalar, avx2, avx2vnni, avx512, amx)
     ISTHMUS_THREADS  worker threads of the CPU kernels
     ISTHMUS_FAKE_NUMA  pretended NUMA nodes, for testing: the code of many nodes on a machine of one
+    ISTHMUS_DEVICE   where a model runs: cpu, cuda, cuda:0, cuda:0,1
     ISTHMUS_CACHE    folder for files that Isthmus makes itself (the demo model, packed caches)
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -34,9 +36,13 @@ DEFAULT_CHUNK_TOKENS = 512
 
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 KV_DTYPES = ("bf16", "f32")
+STRATEGIES = ("auto", "cpu", "stream", "hybrid", "gpu")  # the table is placement/strategies
+
 
 MAX_THREADS = 1024
 MAX_NODES = 64
+MAX_DEVICES = 16
+MAX_BYTES = 1 << 50
 MAX_CONTEXT_TOKENS = 1 << 24
 
 
@@ -52,6 +58,9 @@ class RunOptions:
     kv_dtype: Literal["bf16", "f32"] = "bf16"
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # rows of one prefill step
     packed_cache: bool | None = None  # True: make one if there is none; False: none; None: use what is there
+    strategy: Literal["auto", "cpu", "stream", "hybrid", "gpu"] = "auto"
+    device: str | None = None  # see parse_devices; None: every GPU that can be used, else the CPU
+    gpu_memory: int | None = None  # bytes of each GPU that may be filled; None: what is free
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None:
@@ -68,6 +77,15 @@ class RunOptions:
             raise UsageError(f"exact_batching must be True or False, got {self.exact_batching!r}")
         if self.packed_cache is not None and not isinstance(self.packed_cache, bool):
             raise UsageError(f"packed_cache must be True, False or None, got {self.packed_cache!r}")
+        check_choice("strategy", self.strategy, STRATEGIES)
+        if self.gpu_memory is not None:
+            check_int("gpu_memory", self.gpu_memory, 1, MAX_BYTES)
+        if self.strategy == "cpu" and any(name.startswith("cuda") for name in self.devices):
+            raise UsageError(
+                f"strategy cpu uses no GPU, but the device is {self.device}; leave one of them out"
+            )
+        if self.strategy == "cpu" and self.gpu_memory is not None:
+            raise UsageError("strategy cpu uses no GPU, so gpu_memory limits nothing; leave one of them out")
 
     @classmethod
     def from_kwargs(cls, **options: Any) -> RunOptions:
@@ -76,7 +94,20 @@ class RunOptions:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}")
+        if isinstance(options.get("gpu_memory"), str):
+            options["gpu_memory"] = parse_bytes("gpu_memory", options["gpu_memory"])
         return cls(**options)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices asked for, as torch names them; `cuda` alone for every GPU; none: not said."""
+        return () if self.device is None else parse_devices("device", self.device)
+
+    @property
+    def asks_for_gpu(self) -> bool:
+        """Whether running on the CPU alone would not be what was said."""
+        split = self.strategy in ("stream", "hybrid", "gpu") or self.gpu_memory is not None
+        return any(name.startswith("cuda") for name in self.devices) or (split and not self.devices)
 
     def with_environment(self, environ: Mapping[str, str] | None = None) -> RunOptions:
         """The same, with what was left open taken from the environment where that says something."""
@@ -90,6 +121,7 @@ class RunOptions:
             fake_numa=self.fake_numa
             if self.fake_numa is not None
             else _count(environ, "ISTHMUS_FAKE_NUMA", MAX_NODES),
+            device=self.device if self.device is not None or self.strategy == "cpu" else _device(environ),
         )
 
 
@@ -110,6 +142,32 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     return base / "isthmus"
 
 
+def parse_devices(name: str, text: str) -> tuple[str, ...]:
+    """`cuda:0,1` -> (cuda:0, cuda:1). `cuda` is every GPU; `cpu` the CPU, with a strategy that splits a model
+    its threads in a GPU's place; `cpu:0,1` two such devices."""
+    kind, colon, rest = (text if isinstance(text, str) else "").partition(":")
+    numbers = rest.split(",") if colon else []
+    plain = all(number.isascii() and number.isdigit() and len(number) <= 4 for number in numbers)
+    if kind not in ("cpu", "cuda") or not plain:
+        raise UsageError(f"{name} must be cpu, cuda, cuda:0 or cuda:0,1, got {text!r}")
+    found = tuple(f"{kind}:{int(number)}" for number in numbers) or (kind,)
+    if len(set(found)) != len(found) or len(found) > MAX_DEVICES:
+        raise UsageError(f"{name} names up to {MAX_DEVICES} devices, each once, got {text!r}")
+    return found
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """`20GiB`, `20GB`, `512M`, `1048576` -> bytes. Without i and B the unit is a power of two."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([KMGT])(i?)(B?))?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{name} must be a size such as 20GiB, 20GB or 512M, got {text!r}")
+    number, unit, binary, byte = match.groups()
+    base = 1000 if unit and byte and not binary else 1024
+    value = round(float(number) * float(base) ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
+    check_int(name, value, 1, MAX_BYTES)
+    return value
+
+
 def check_int(name: str, value: object, low: int, high: int) -> None:
     """UsageError unless `value` is an int (bool is not) in low..high, both included."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -125,6 +183,13 @@ def _isa(environ: Mapping[str, str]) -> str | None:
     value = environ.get("ISTHMUS_ISA", "")
     if value:
         check_choice("ISTHMUS_ISA", value, ISA_NAMES)
+    return value or None
+
+
+def _device(environ: Mapping[str, str]) -> str | None:
+    value = environ.get("ISTHMUS_DEVICE", "")
+    if value:
+        parse_devices("ISTHMUS_DEVICE", value)
     return value or None
 
 

@@ -6,6 +6,7 @@ IsthmusError                  exit code 1
 │   ├── MalformedFileError    the bytes are not what the format's specification allows
 │   └── UnsupportedError      a valid file that asks for an architecture, tensor type or tokenizer we lack
 ├── NotEnoughMemoryError      the plan does not fit, said before any weight is read
+├── DeviceError               a device or strategy that was asked for and cannot be had on this machine
 ├── ContextLengthError        a prompt longer than the context
 ├── TemplateError             a chat template that is broken, hostile or too slow
 └── EngineError               the engine could not finish a step, or has died
@@ -45,6 +46,10 @@ class NotEnoughMemoryError(IsthmusError):
         super().__init__(message)
         self.need_bytes = need_bytes
         self.have_bytes = have_bytes
+
+
+class DeviceError(IsthmusError):
+    pass
 
 
 class ContextLengthError(IsthmusError):

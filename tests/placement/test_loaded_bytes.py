@@ -10,7 +10,7 @@ from isthmus.models.base import load_model
 from isthmus.modules import loader as loader_module
 from isthmus.modules.loader import Loader
 from isthmus.native import ops
-from isthmus.placement.cost import weight_bytes
+from isthmus.placement.sizes import weight_bytes
 from isthmus.weights.source import RawTensor, open_weights
 from models import tiny
 

@@ -10,9 +10,9 @@ import pytest
 from isthmus.config import RunOptions
 from isthmus.errors import MalformedFileError, NotEnoughMemoryError, UsageError
 from isthmus.formats.spec import by_name
-from isthmus.placement.cost import decode_weight_bytes, kv_token_bytes, weight_bytes
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import plan
+from isthmus.placement.sizes import decode_weight_bytes, kv_token_bytes, weight_bytes
 from isthmus.weights.metadata import Metadata
 from isthmus.weights.source import RawTensor
 

@@ -23,6 +23,9 @@ def bench(
     exact_batching: options.ExactBatching = False,
     chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
     packed_cache: options.PackedCache = None,
+    strategy: options.Strategy = "auto",
+    device: options.Device = None,
+    gpu_memory: options.GpuMemory = None,
     debug: options.Debug = False,
 ) -> None:
     """Measure prefill and decode, the latter against what the memory gives."""
@@ -38,6 +41,9 @@ def bench(
         "exact_batching": exact_batching,
         "chunk_tokens": chunk,
         "packed_cache": packed_cache,
+        "strategy": strategy,
+        "device": device,
+        "gpu_memory": gpu_memory,
     }
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions

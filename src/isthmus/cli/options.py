@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.config import ISA_NAMES, KV_DTYPES
+from isthmus.config import ISA_NAMES, KV_DTYPES, STRATEGIES
 from isthmus.errors import UsageError
 
 Model = Annotated[
@@ -32,6 +32,13 @@ PackedCache = Annotated[
         help="Store the packed weights for later starts; or ignore them. Default: use what is stored.",
         show_default=False,
     ),
+]
+Strategy = Annotated[str, typer.Option(help=f"Where the model's parts go: {', '.join(STRATEGIES)}.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:0 or cuda:0,1. Default: every GPU, else the CPU.")
+]
+GpuMemory = Annotated[
+    str | None, typer.Option(help="Memory to fill of each GPU, such as 20GiB. Default: what is free.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the engine's log.")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,6 +43,9 @@ def run(
     exact_batching: options.ExactBatching = False,
     chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
     packed_cache: options.PackedCache = None,
+    strategy: options.Strategy = "auto",
+    device: options.Device = None,
+    gpu_memory: options.GpuMemory = None,
     debug: options.Debug = False,
 ) -> None:
     """Answer PROMPT, or chat if there is none. Only the answer goes to standard output."""
@@ -66,7 +69,19 @@ def run(
     if raw and system is not None:
         raise UsageError("--raw uses no chat template, so --system has no place; put it into PROMPT")
 
-    llm = _load(model, ctx, threads, isa, kv_dtype, exact_batching, chunk, packed_cache)
+    run_options = {
+        "context_tokens": ctx,
+        "threads": threads,
+        "isa": isa,
+        "kv_dtype": kv_dtype,
+        "exact_batching": exact_batching,
+        "chunk_tokens": chunk,
+        "packed_cache": packed_cache,
+        "strategy": strategy,
+        "device": device,
+        "gpu_memory": gpu_memory,
+    }
+    llm = _load(model, run_options)
     if question is None:
         from isthmus.cli.chat import Chat
 
@@ -127,29 +142,11 @@ def _question(prompt: str | None) -> str | None:
     return text
 
 
-def _load(
-    model: str,
-    ctx: int | None,
-    threads: int | None,
-    isa: str | None,
-    kv_dtype: str,
-    exact_batching: bool,
-    chunk: int,
-    packed_cache: bool | None,
-) -> LLM:
+def _load(model: str, run_options: dict[str, Any]) -> LLM:
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions
     from isthmus.resolve import resolve_model
 
-    run_options = {
-        "context_tokens": ctx,
-        "threads": threads,
-        "isa": isa,
-        "kv_dtype": kv_dtype,
-        "exact_batching": exact_batching,
-        "chunk_tokens": chunk,
-        "packed_cache": packed_cache,
-    }
     # Mistakes in the options or the model's name are said before torch is imported.
     RunOptions.from_kwargs(**run_options).with_environment()
     with bar(Path(model).name) as progress:

@@ -41,6 +41,9 @@ def serve(
     exact_batching: options.ExactBatching = False,
     chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
     packed_cache: options.PackedCache = None,
+    strategy: options.Strategy = "auto",
+    device: options.Device = None,
+    gpu_memory: options.GpuMemory = None,
     debug: options.Debug = False,
 ) -> None:
     """Serve MODEL over HTTP with OpenAI's protocol."""
@@ -62,7 +65,8 @@ def serve(
     )
     run_options = RunOptions.from_kwargs(
         context_tokens=ctx, threads=threads, isa=isa, kv_dtype=kv_dtype, exact_batching=exact_batching,
-        chunk_tokens=chunk, packed_cache=packed_cache,
+        chunk_tokens=chunk, packed_cache=packed_cache, strategy=strategy, device=device,
+        gpu_memory=gpu_memory,
     )  # fmt: skip
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:
         progress = while_loading.enter_context(bar(model))

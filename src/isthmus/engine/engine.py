@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
+from isthmus.engine.devices import executable_plan
 from isthmus.engine.loop import Executor, StepLoop
 from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import ModelInfo
@@ -23,7 +24,6 @@ from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
-from isthmus.placement.plan import plan as make_plan
 from isthmus.weights.source import WeightSource, open_weights
 
 
@@ -39,7 +39,7 @@ class Engine(StepLoop):
     ) -> None:
         """`source`: the model if it is open already; the engine does not close it.
 
-        Raises ModelFileError, UsageError or NotEnoughMemoryError, before weights are read.
+        Raises ModelFileError, UsageError, DeviceError or NotEnoughMemoryError, before weights are read.
         """
         started = time.monotonic()
         options = (options or RunOptions()).with_environment()
@@ -55,7 +55,7 @@ class Engine(StepLoop):
             cache = open_cache(source, options, progress)
             # On several nodes the cache is copied into the memory of each (design 4.5).
             mapped = cache is not None and native.num_nodes() == 1
-            plan = make_plan(machine, source, options, mapped=mapped)
+            plan = executable_plan(machine, source, options, mapped=mapped)
             model = load_model(source, options, counted(progress, file_bytes), cache)
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)

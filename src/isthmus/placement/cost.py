@@ -1,98 +1,110 @@
-"""Bytes: of the weights in memory, of a token in the cache, and those read for one decoded token.
+"""The cost model: seconds of one decoded token, from bytes and bandwidths. An estimate, never a measurement.
 
-Read from the header's names and sizes alone. Decoding is bound by these bytes: tokens per second are at most
-the machine's read bandwidth divided by them.
+A token is bound by the weights read for it. Its time is the sum over the places that are read, one after the
+other, since each layer waits for its experts:
+
+    dense parts and cache on a device   bytes / (memory bandwidth of the device * share of it that is reached)
+    experts on the host                 bytes / (RAM's read bandwidth * share)
+    experts streamed                    bytes / link
+    hand-off                            layers with experts * HANDOFF_S
+
+The shared expert hides behind the routed ones only in part, and little of the time is its: nothing is taken
+off for it. Bandwidths are those of the machine, as measured or given; one that is not known gives no
+estimate.
 """
 
 from __future__ import annotations
 
-from math import prod
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from isthmus.weights.metadata import Metadata
-    from isthmus.weights.source import RawTensor, WeightSource
+from isthmus.placement.layout import HOST, Job, Placement
+from isthmus.placement.machine import Machine
+from isthmus.placement.parts import Part
 
-KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
-PLAIN = ("f32", "f16", "bf16")  # formats that a transposition carries over as they are
-
-
-def weight_bytes(source: WeightSource, *, exact_batching: bool = False) -> int:
-    """Bytes of all weights once they are loaded."""
-    return sum(_loaded(tensor, source, exact_batching) for tensor in source.tensors.values())
-
-
-def vector_bytes(source: WeightSource) -> int:
-    """Of these, the norms and biases: copied into memory also where a cache holds the matrices."""
-    return sum(4 * prod(tensor.shape) for tensor in source.tensors.values() if len(tensor.shape) == 1)
+# Of the read bandwidth: what decoding reaches (docs/performance.md: 70 to 90 %).
+CPU_SHARE = 0.8
+# Of the GPU's: whole passes lose more in small operations than in products. Taken over from reports of other
+# engines (50 to 60 %), not measured here.
+GPU_SHARE = 0.55
+# Of one layer's submit and wait with two small copies; from others' measurements of stream memory operations.
+HANDOFF_S = 18e-6
+# With CPU threads in the GPU's place: the bound that the bench of the hand-off holds.
+THREADED_HANDOFF_S = 30e-6
+# The depth at which a token is priced: what it reads of the cache.
+DEPTH_TOKENS = 1024
 
 
-def decode_weight_bytes(source: WeightSource) -> int:
-    """Weight bytes read for one decoded token: of the experts the chosen ones, of an embedding one row."""
-    return round(sum(_decoded(tensor, source) for tensor in source.tensors.values()))
-
-
-def _loaded(tensor: RawTensor, source: WeightSource, exact_batching: bool) -> int:
-    """The file's own bytes, packed in another order, with three exceptions.
-
-    Vectors (norms, biases) and the router are fp32 whatever the file holds. The keys' projection of latent
-    attention is kept twice, as it is and transposed, a quantised one in BF16 (design 4.7); exact_batching
-    needs only the form that decodes. A joined kv_b beside its own halves is not loaded.
+@dataclass(frozen=True)
+class Estimate:
+    """decode_tok_s 0: not known, `missing` says what for. seconds: of one token, by what they are spent
+    on.
     """
-    layer, _, name = tensor.name.rpartition("attn_")
-    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
-        return 4 * prod(tensor.shape)
-    if name == "k_b.weight":
-        return tensor.nbytes + (0 if exact_batching else _transposed(tensor))
-    if name == "kv_b.weight":
-        if f"{layer}attn_k_b.weight" in source.tensors:
-            return 0
-        keys = _key_share(source.metadata)
-        once = (1 - keys if exact_batching else 1) * tensor.nbytes
-        return round(once + keys * _transposed(tensor))
-    return tensor.nbytes
+
+    decode_tok_s: float
+    seconds: dict[str, float]
+    bound: str  # the largest of them
+    missing: str = ""
 
 
-def _decoded(tensor: RawTensor, source: WeightSource) -> float:
-    if "_exps." in tensor.name:
-        used = source.metadata.int(key(source.metadata, "expert_used_count"), 0, min=0)
-        return used / tensor.shape[0] * tensor.nbytes
-    # A tied embedding is the LM head too and is read in full.
-    if tensor.name == "token_embd.weight" and "output.weight" in source.tensors:
-        return tensor.nbytes / tensor.shape[0]
-    if tensor.name.endswith(".attn_k_b.weight"):
-        return tensor.nbytes
-    return _loaded(tensor, source, exact_batching=True)
+def estimate(machine: Machine, job: Job, placement: Placement) -> Estimate:
+    """Of one request that decodes alone."""
+    rates = _Rates(machine, job)
+    seconds: dict[str, float] = {}
+    by_path = {part.path: part for part in job.parts.dense}
+    for device in placement.devices:
+        held = [
+            by_path[path]
+            for path, name in placement.modules.items()
+            if name == device.name and path in by_path
+        ]
+        read = sum(part.gpu_read if job.on_gpu else part.ram_read for part in held)
+        read += DEPTH_TOKENS * device.kv_token_bytes
+        if read:
+            seconds[device.name] = rates.seconds(device.name, read)
+    for layer, part in job.parts.experts.items():
+        here, there = _chosen_bytes(job, part, placement.experts[layer].resident)
+        device_name = placement.experts[layer].device
+        if here:
+            seconds[device_name] = seconds.get(device_name, 0.0) + rates.seconds(device_name, here)
+        if there:
+            place = f"bus to {device_name}" if job.strategy == "stream" and job.on_gpu else HOST
+            seconds[place] = seconds.get(place, 0.0) + rates.seconds(place, there)
+    if job.strategy in ("stream", "hybrid") and job.parts.experts:
+        handoff = HANDOFF_S if job.on_gpu else THREADED_HANDOFF_S
+        seconds["hand-off"] = len(job.parts.experts) * handoff
+    if rates.missing:
+        return Estimate(0.0, {}, "", ", ".join(dict.fromkeys(rates.missing)))
+    bound = max(seconds, key=lambda name: seconds[name])
+    return Estimate(1 / sum(seconds.values()), seconds, bound)
 
 
-def _transposed(tensor: RawTensor) -> int:
-    return tensor.nbytes if tensor.format.name in PLAIN else 2 * prod(tensor.shape)
+def _chosen_bytes(job: Job, part: Part, resident: tuple[int, ...]) -> tuple[float, float]:
+    """Of a token's experts in one layer, the bytes read on the device and elsewhere."""
+    share = len(resident) / part.count
+    counts = job.profile.counts.get(part.layer or 0, ()) if job.profile else ()
+    if counts and sum(counts):
+        share = sum(counts[expert] for expert in resident) / sum(counts)
+    here = part.gpu_read if job.on_gpu else part.ram_read
+    elsewhere = part.gpu_read if job.strategy == "stream" and job.on_gpu else part.ram_read
+    return share * here, (1 - share) * elsewhere
 
 
-def _key_share(metadata: Metadata) -> float:
-    """Of the rows of a joined kv_b, those that make keys. Older files give the sizes without _mla."""
-    suffix = "_mla" if key(metadata, "attention.key_length_mla") in metadata else ""
-    keys = metadata.int(key(metadata, f"attention.key_length{suffix}"), min=1)
-    keys -= metadata.int(key(metadata, "rope.dimension_count"), min=1)
-    return keys / (keys + metadata.int(key(metadata, f"attention.value_length{suffix}"), min=1))
+class _Rates:
+    """Bandwidths by place; collects those that are not known."""
 
+    def __init__(self, machine: Machine, job: Job) -> None:
+        self._machine = machine
+        self._gpus = {device.name: device.gpu for device in job.devices if device.gpu}
+        self.missing: list[str] = []
 
-def kv_token_bytes(metadata: Metadata, kv_dtype: str) -> int:
-    """Bytes of one token in the cache, over all layers."""
-    layers = metadata.int(key(metadata, "block_count"), min=1)
-    latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
-    if latent:
-        values = layers * (latent + metadata.int(key(metadata, "rope.dimension_count"), min=1))
-    else:
-        heads = metadata.int(key(metadata, "attention.head_count"), min=1)
-        head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // heads
-        width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
-        width += metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
-        kv_heads = metadata.int_per_layer(key(metadata, "attention.head_count_kv"), layers, heads, min=1)
-        values = sum(kv_heads) * width
-    return values * KV_VALUE_BYTES[kv_dtype]
-
-
-def key(metadata: Metadata, name: str) -> str:
-    """The key of a model's parameter: it begins with the architecture's name."""
-    return f"{metadata.str('general.architecture')}.{name}"
+    def seconds(self, place: str, nbytes: float) -> float:
+        if place.startswith("bus to "):
+            gb_s, what = self._gpus[place.removeprefix("bus to ")].link_gb_s, f"the link of {place[7:]}"
+        elif place in self._gpus:
+            gb_s, what = GPU_SHARE * self._gpus[place].memory_gb_s, f"the memory bandwidth of {place}"
+        else:
+            gb_s, what = CPU_SHARE * self._machine.read_gb_s, "RAM's read bandwidth"
+        if gb_s <= 0:
+            self.missing.append(what)
+            return 0.0
+        return nbytes / gb_s / 1e9

@@ -1,76 +1,151 @@
-"""What this process may use: cores and memory, with the limits a container sets. Linux; no torch.
+"""A machine as data: what a plan is made for. Detected here, or read from JSON for a machine elsewhere.
 
-Every number is read below `root`, so that a test can draw a machine as a few small files.
+    {"cores": 32, "total_bytes": "512GiB", "available_bytes": "500GiB", "read_gb_s": 300,
+     "gpus": [{"index": 0, "name": "RTX 4090", "total_bytes": "24GiB", "free_bytes": "23.5GiB",
+               "compute_capability": "8.9", "pcie_generation": 4, "pcie_width": 16, "memory_gb_s": 1008}]}
+
+Numbers of bytes may be written as sizes. What a file leaves out is not known, never guessed. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from isthmus.native._native import read_topology, this_machine
+from isthmus.config import MAX_BYTES, MAX_DEVICES, parse_bytes
+from isthmus.errors import UsageError
+from isthmus.placement.memory import memory_bytes, read_text
+from isthmus.placement.nvidia import Gpu, detect_gpus
 
-# cgroup v1 writes "no limit" as a huge number of pages rather than a word.
-UNLIMITED_BYTES = 1 << 60
+# The most that can be meant, by key: more is a slip of the unit.
+_LIMITS: dict[str, float] = {
+    "cores": 1 << 14, "threads": 1 << 15, "sockets": 64, "nodes": 256, "index": MAX_DEVICES - 1,
+    "pcie_generation": 10, "pcie_width": 32, "read_gb_s": 1e5, "pcie_gb_s": 1e4, "memory_gb_s": 1e6,
+}  # fmt: skip
+_AT_LEAST_ONE = ("cores", "total_bytes")
+_MAX_TEXT = 200
 
 
 @dataclass(frozen=True)
 class Machine:
+    """Zero and empty mean: not known. `gpu_reason`: why `gpus` is empty, where somebody looked."""
+
     cores: int  # physical cores that this process may use, no more than the CPU quota: native/topology
     total_bytes: int
     available_bytes: int  # that can be allocated without swapping; the page cache counts as free
+    threads: int = 0  # hardware threads on those cores
+    sockets: int = 0
+    nodes: int = 0  # NUMA nodes
+    cpu: str = ""  # the model's name
+    isa: tuple[str, ...] = ()  # instruction sets of our kernels that it runs, weakest first
+    read_gb_s: float = 0.0  # that all cores read from memory together
+    gpus: tuple[Gpu, ...] = ()
+    gpu_reason: str = ""
 
     @classmethod
     def detect(cls, root: Path = Path("/"), cpus: set[int] | None = None) -> Machine:
-        """The machine as it is now. `cpus`: the affinity mask, by default this process's own."""
+        """The machine as it is now. `cpus`: the affinity mask, by default this process's own.
+
+        Bandwidths of memory are not measured. A drawn machine (`root`) has no GPUs.
+        """
+        from isthmus import native  # loads the extension
+        from isthmus.native._native import read_topology, this_machine
+
         topology = this_machine() if cpus is None else read_topology(str(root), sorted(cpus))
-        memory = _meminfo(root)
-        limits = [(limit, free) for limit, free in _memory_limits(root) if limit < UNLIMITED_BYTES]
+        total, available = memory_bytes(root)
+        gpus, reason = detect_gpus() if root == Path("/") else ((), "")
+        ids = sorted(cpu.id for cpu in topology.cpus)
+        base = root / "sys/devices/system/cpu"
+        packages = {read_text(base / f"cpu{cpu}/topology/physical_package_id") for cpu in ids}
         return cls(
             cores=topology.default_threads,
-            total_bytes=min([memory["MemTotal"], *(limit for limit, _ in limits)]),
-            available_bytes=max(0, min([memory["MemAvailable"], *(free for _, free in limits)])),
+            total_bytes=total,
+            available_bytes=available,
+            threads=len(ids),
+            sockets=len(packages),
+            nodes=len(topology.nodes),
+            cpu=_cpu_name(root),
+            isa=tuple(native.isa_names()),
+            gpus=gpus,
+            gpu_reason=reason,
         )
 
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the machine file") -> Machine:
+        """Raises UsageError that names `source` and the key: unknown, missing, mistyped or absurd."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"{source} is no JSON: {error}") from None
+        machine: Machine = _checked(cls, data, source, "")
+        for gpu in machine.gpus:
+            if gpu.free_bytes > gpu.total_bytes:
+                raise UsageError(f"{source}: gpus[{gpu.index}].free_bytes is more than its total_bytes")
+        if [gpu.index for gpu in machine.gpus] != list(range(len(machine.gpus))):
+            raise UsageError(f"{source}: gpus must have the indices 0, 1, .. in order")
+        if machine.available_bytes > machine.total_bytes:
+            raise UsageError(f"{source}: available_bytes is more than total_bytes")
+        return machine
 
-def _meminfo(root: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
-    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) >= 2}
-
-
-def _memory_cgroups(root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroup and all above it, v2 and v1: each may set a limit."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base = root / "sys/fs/cgroup"
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
-        else:
-            continue
-        inner = Path(path.lstrip("/"))
-        yield from (base / folder for folder in (inner, *inner.parents) if ".." not in folder.parts)
-
-
-def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, still free) in bytes of each cgroup that sets one. Inactive file pages count as free."""
-    for folder in _memory_cgroups(root):
-        for limit_file, usage_file in (
-            ("memory.max", "memory.current"),  # v2
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),  # v1
-        ):
-            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
-            if limit.isdigit() and usage.isdigit():
-                stat = dict(line.split()[:2] for line in _read(folder / "memory.stat").splitlines())
-                cached = int(stat.get("inactive_file", 0))
-                yield int(limit), int(limit) - int(usage) + cached
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
 
 
-def _read(path: Path) -> str:
-    """The file's text without surrounding space; empty if there is no such file."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+def _checked(cls: type[Any], data: Any, source: str, path: str) -> Any:
+    """An instance of a dataclass from decoded JSON; `path`: of the object, for messages."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{source}: {path or 'the whole'} must be an object, got {data!r:.60}")
+    known = {field.name: field for field in fields(cls)}
+    values = {}
+    for key, value in data.items():
+        if key not in known:
+            where = f"in {path}" if path else "there"
+            raise UsageError(f"{source}: unknown key {key!r}; {where} may be {', '.join(known)}")
+        values[key] = _value(known[key].type, key, value, source, f"{path}.{key}" if path else key)
+    for name, field in known.items():
+        if field.default is MISSING and name not in values:
+            raise UsageError(f"{source}: {path + '.' if path else ''}{name} is missing")
+    return cls(**values)
+
+
+def _value(kind: Any, key: str, value: Any, source: str, path: str) -> Any:
+    """`kind`: the field's annotation, a string."""
+    if key == "gpus" and isinstance(value, list):
+        return tuple(_checked(Gpu, item, source, f"{path}[{i}]") for i, item in enumerate(value))
+    if key == "isa" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if key.endswith("_bytes") and isinstance(value, str):
+        return parse_bytes(f"{source}: {path}", value)
+    if kind == "str" and isinstance(value, str) and len(value) <= _MAX_TEXT:
+        if key != "compute_capability" or _is_capability(value):
+            return value
+    elif kind in ("int", "float") and _is_number(kind, value):
+        low, high = (1 if key in _AT_LEAST_ONE else 0), _LIMITS.get(key, MAX_BYTES)
+        if not low <= value <= high:
+            raise UsageError(f"{source}: {path} must be from {low} to {high:.0f}, got {value!r}")
+        return float(value) if kind == "float" else value
+    what = {"int": "a whole number", "float": "a number", "str": "a short text"}.get(kind, "a list")
+    what = "as 8.9" if key == "compute_capability" else what
+    raise UsageError(f"{source}: {path} must be {what}, got {value!r:.60}")
+
+
+def _is_number(kind: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
+        return False
+    return math.isfinite(value)
+
+
+def _is_capability(text: str) -> bool:
+    major, dot, minor = text.partition(".")
+    return bool(dot) and all(part.isascii() and part.isdigit() and len(part) <= 2 for part in (major, minor))
+
+
+def _cpu_name(root: Path) -> str:
+    for line in read_text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return ""

@@ -1,29 +1,28 @@
-"""The plan: what a model takes on this machine, and how long its context may be. Pure.
+"""The plan: where each part of a model goes on a machine, what it takes, and how long its context may be.
+Pure.
 
 Made from the file's header, so a model that does not fit is refused before any weight is read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, RunOptions
 from isthmus.errors import NotEnoughMemoryError, UsageError
-from isthmus.placement.cost import (
-    decode_weight_bytes,
-    key,
-    kv_token_bytes,
-    vector_bytes,
-    weight_bytes,
-)
+from isthmus.placement.cost import Estimate, estimate
+from isthmus.placement.devices import choose_devices, why_no_gpu
+from isthmus.placement.layout import GIB, DevicePlan, ExpertTable, Job, Placement
 from isthmus.placement.machine import Machine
+from isthmus.placement.parts import ModelParts, model_parts, module_path
+from isthmus.placement.profile import Profile
+from isthmus.placement.sizes import decode_weight_bytes, key, vector_bytes, weight_bytes
+from isthmus.placement.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from isthmus.weights.metadata import Metadata
     from isthmus.weights.source import WeightSource
-
-GIB = 1 << 30
 
 # The interpreter with torch and the tokenizer's tables: 0.3 to 0.5 GiB resident, whatever the model.
 PROCESS_BYTES = GIB // 2
@@ -31,7 +30,9 @@ PROCESS_BYTES = GIB // 2
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes on the CPU by purpose, and what they allow."""
+    """Bytes by purpose and by device, and what they allow. Totals count all devices, `need_bytes` RAM
+    alone.
+    """
 
     context_tokens: int  # of one request
     threads: int
@@ -41,7 +42,16 @@ class Plan:
     kv_token_bytes: int
     num_blocks: int  # of the paged cache, BLOCK_TOKENS each
     scratch_bytes: int  # activations of one step, logits, the process itself
-    available_bytes: int
+    available_bytes: int  # RAM
+    strategy: str = "cpu"
+    tokens_fit: int = 0  # the longest context that this placement has room for
+    modules: dict[str, str] = field(
+        default_factory=dict
+    )  # module path -> device; routed experts: see `experts`
+    experts: dict[int, ExpertTable] = field(default_factory=dict)  # by layer
+    devices: tuple[DevicePlan, ...] = ()  # the last is the host
+    notes: tuple[str, ...] = ()
+    estimate: Estimate | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -49,14 +59,55 @@ class Plan:
 
     @property
     def need_bytes(self) -> int:
-        return self.weight_bytes - self.mapped_bytes + self.kv_bytes + self.scratch_bytes
+        """Of RAM."""
+        in_ram = [device for device in self.devices if not device.name.startswith("cuda")]
+        return sum(device.need_bytes for device in in_ram) - self.mapped_bytes
+
+    def device_of(self, tensor_name: str) -> str:
+        """Where the module is that the tensor belongs to."""
+        return self.modules[module_path(tensor_name)]
+
+    def to_json(self) -> str:
+        import msgspec
+
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Raises UsageError for anything but what `to_json` gives."""
+        import msgspec
+
+        try:
+            made: Plan = msgspec.json.decode(text, type=Plan)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise UsageError(f"this is no plan: {error}") from None
+        return made
+
+    def __str__(self) -> str:
+        from isthmus.placement.show import as_text
+
+        return as_text(self)
+
+    def __rich__(self) -> Any:
+        from isthmus.placement.show import as_table
+
+        return as_table(self)
 
 
-def plan(machine: Machine, source: WeightSource, options: RunOptions, *, mapped: bool = False) -> Plan:
-    """The plan for one model; `mapped`: its matrices are read in place from a packed cache.
+def plan(
+    machine: Machine,
+    source: WeightSource,
+    options: RunOptions,
+    *,
+    mapped: bool = False,
+    profile: Profile | None = None,
+) -> Plan:
+    """The plan for one model.
 
-    Raises NotEnoughMemoryError; UsageError for a context beyond the model's; MalformedFileError for metadata
-    that cannot be planned with.
+    mapped: its matrices are read in place from a packed cache; profile: which experts are worth VRAM. Raises
+    NotEnoughMemoryError; DeviceError for a device or strategy that cannot be had; UsageError for a context
+    beyond the model's, or another model's profile; MalformedFileError for metadata that cannot be planned
+    with.
     """
     metadata = source.metadata
     trained = context_length(metadata)
@@ -64,34 +115,81 @@ def plan(machine: Machine, source: WeightSource, options: RunOptions, *, mapped:
         raise UsageError(
             f"a context of {options.context_tokens} tokens is asked for; this model's limit is {trained}"
         )
-    weights = weight_bytes(source, exact_batching=options.exact_batching)
-    in_pages = weights - vector_bytes(source) if mapped else 0
-    token_bytes = kv_token_bytes(metadata, options.kv_dtype)
-    scratch = PROCESS_BYTES + _step_bytes(metadata, options.chunk_tokens)
-    wanted = options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS)
-    # in blocks
-    room = (machine.available_bytes - (weights - in_pages) - scratch) // max(1, BLOCK_TOKENS * token_bytes)
-    if options.context_tokens is None and 0 < room * BLOCK_TOKENS < wanted:
-        wanted = room * BLOCK_TOKENS  # a shorter context is better than none; the command line prints it
-    made = Plan(
-        context_tokens=wanted,
-        threads=options.threads or machine.cores,
-        weight_bytes=weights,
-        mapped_bytes=in_pages,
-        decode_weight_bytes=decode_weight_bytes(source),
-        kv_token_bytes=token_bytes,
-        num_blocks=-(-wanted // BLOCK_TOKENS),
-        scratch_bytes=scratch,
-        available_bytes=machine.available_bytes,
+    parts = model_parts(source, options)
+    if profile is not None:
+        _check_profile(profile, parts)
+    job = Job(
+        strategy=options.strategy,
+        parts=parts,
+        devices=choose_devices(machine, options),
+        ram_bytes=machine.available_bytes,
+        wanted_tokens=options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS),
+        may_shrink=options.context_tokens is None,
+        step_bytes=_step_bytes(metadata, options.chunk_tokens),
+        process_bytes=PROCESS_BYTES,
+        profile=profile,
     )
-    if made.need_bytes > made.available_bytes:
-        raise _refusal(made)
-    return made
+    if mapped:
+        on_cpu = weight_bytes(source, exact_batching=options.exact_batching) - vector_bytes(source)
+        job = replace(job, mapped_bytes=parts.expert_bytes if job.devices else on_cpu)
+    job, placed, notes = _place(job, options)
+    fallback = why_no_gpu(machine, options)
+    return Plan(
+        context_tokens=min(job.wanted_tokens, placed.num_blocks * BLOCK_TOKENS),
+        threads=options.threads or machine.cores,
+        weight_bytes=sum(device.weight_bytes + device.expert_bytes for device in placed.devices),
+        mapped_bytes=job.mapped_bytes,
+        decode_weight_bytes=decode_weight_bytes(source),
+        kv_token_bytes=parts.kv_token_bytes,
+        num_blocks=placed.num_blocks,
+        scratch_bytes=sum(device.scratch_bytes for device in placed.devices),
+        available_bytes=machine.available_bytes,
+        strategy=job.strategy,
+        tokens_fit=placed.tokens_fit,
+        modules=placed.modules,
+        experts=placed.experts,
+        devices=placed.devices,
+        notes=(*((f"on the CPU: {fallback}",) if fallback else ()), *notes, *placed.notes),
+        estimate=estimate(machine, job, placed),
+    )
+
+
+def _place(job: Job, options: RunOptions) -> tuple[Job, Placement, tuple[str, ...]]:
+    """(the job with the strategy that was taken, its placement, why it is not a better one)."""
+    if job.strategy != "auto":
+        return job, STRATEGIES[job.strategy](job), ()
+    refusals: list[NotEnoughMemoryError] = []
+    if job.devices:
+        for strategy in ("gpu", "hybrid"):
+            attempt = replace(job, strategy=strategy)
+            try:
+                return attempt, STRATEGIES[strategy](attempt), ()
+            except NotEnoughMemoryError as error:
+                if strategy == "hybrid" and options.asks_for_gpu:
+                    raise
+                refusals.append(error)
+    attempt = replace(job, strategy="cpu", devices=())
+    try:
+        return attempt, STRATEGIES["cpu"](attempt), tuple(f"on the CPU: {error}" for error in refusals[-1:])
+    except NotEnoughMemoryError as error:
+        nearest = min((error, *refusals), key=lambda refusal: refusal.need_bytes - refusal.have_bytes)
+        raise nearest from None
 
 
 def context_length(metadata: Metadata) -> int:
     """Tokens the model was trained for."""
     return metadata.int(key(metadata, "context_length"), min=2, max=MAX_CONTEXT_TOKENS)
+
+
+def _check_profile(profile: Profile, parts: ModelParts) -> None:
+    for layer, counts in profile.counts.items():
+        part = parts.experts.get(layer)
+        if part is None or len(counts) != part.count:
+            have = f"{part.count} experts" if part else "none"
+            raise UsageError(
+                f"the profile of {profile.model!r} counts {len(counts)} experts in layer {layer}, this model "
+                f"has {have} there; make one of this model"
+            )
 
 
 def _step_bytes(metadata: Metadata, rows: int) -> int:
@@ -107,19 +205,3 @@ def _step_bytes(metadata: Metadata, rows: int) -> int:
     inner = max(dense, chosen * count("expert_feed_forward_length", dense))
     vocab = len(metadata.get("tokenizer.ggml.tokens", ()))
     return 4 * rows * (16 * count("embedding_length") + 3 * inner) + 16 * vocab
-
-
-def _refusal(made: Plan) -> NotEnoughMemoryError:
-    need, have = made.need_bytes / GIB, made.available_bytes / GIB
-    own = made.weight_bytes - made.mapped_bytes
-    weights, cache, working = (n / GIB for n in (own, made.kv_bytes, made.scratch_bytes))
-    remedy = "a smaller model or quantisation, or `isthmus pack` to run it from disk as far as memory goes"
-    if own + made.scratch_bytes < made.available_bytes:
-        remedy = "a shorter context (--ctx)"
-    return NotEnoughMemoryError(
-        f"not enough memory: the model needs {need:.1f} GiB (weights {weights:.1f}, cache for "
-        f"{made.context_tokens} tokens {cache:.1f}, working memory {working:.1f}), {have:.1f} GiB are "
-        f"available; try {remedy}",
-        need_bytes=made.need_bytes,
-        have_bytes=made.available_bytes,
-    )

@@ -1,0 +1,96 @@
+"""What a strategy is given and what it answers, as data: the job, and modules, experts and cache in their
+places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.placement.devices import Device
+from isthmus.placement.parts import ModelParts
+from isthmus.placement.profile import Profile
+
+GIB = 1 << 30
+HOST = "host"  # where experts are that no device holds
+
+# The ring through which experts stream: chunks of so many experts, one arriving, one computing, one free.
+RING_STAGES, RING_EXPERTS = 3, 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a strategy places."""
+
+    strategy: str
+    parts: ModelParts
+    devices: tuple[Device, ...]
+    ram_bytes: int  # that may be used on the host
+    wanted_tokens: int
+    may_shrink: bool  # a shorter context is better than none
+    step_bytes: int  # activations of a step and logits
+    process_bytes: int
+    mapped_bytes: int = 0  # of the weights, pages of a packed cache: under cpu all matrices
+    profile: Profile | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(device.gpu for device in self.devices)
+
+    @property
+    def ring_bytes(self) -> int:
+        """On each device, and as much pinned on the host."""
+        gpu = self.on_gpu
+        one = max((p.bytes_on(gpu=gpu) // max(1, p.count) for p in self.parts.experts.values()), default=0)
+        most = max((part.count for part in self.parts.experts.values()), default=0)
+        return RING_STAGES * min(RING_EXPERTS, most) * one
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What one device holds, in bytes. layers: first and one past the last, (0, 0) for none."""
+
+    name: str
+    layers: tuple[int, int]
+    weight_bytes: int  # without routed experts
+    expert_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    free_bytes: int  # that may be filled; of RAM: shared by all that live there
+    kv_token_bytes: int = 0
+
+    @property
+    def need_bytes(self) -> int:
+        return self.weight_bytes + self.expert_bytes + self.kv_bytes + self.scratch_bytes
+
+
+@dataclass(frozen=True)
+class ExpertTable:
+    """Where a layer's experts are: `resident` on the layer's device, slot i holding the i-th; others on the
+    host."""
+
+    device: str
+    count: int
+    resident: tuple[int, ...] = ()
+
+    def place(self, expert: int) -> tuple[str, int]:
+        """(device, slot), or (HOST, -1)."""
+        if expert in self.resident:
+            return self.device, self.resident.index(expert)
+        return HOST, -1
+
+    def slots(self) -> list[int]:
+        """By expert: its slot, -1 on the host. What a kernel looks up."""
+        table = [-1] * self.count
+        for slot, expert in enumerate(self.resident):
+            table[expert] = slot
+        return table
+
+
+@dataclass(frozen=True)
+class Placement:
+    modules: dict[str, str]  # module path -> device
+    experts: dict[int, ExpertTable]  # by layer
+    devices: tuple[DevicePlan, ...]
+    num_blocks: int  # of the cache, BLOCK_TOKENS each
+    tokens_fit: int  # at most, beside the weights
+    notes: tuple[str, ...] = ()

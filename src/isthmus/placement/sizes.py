@@ -1,0 +1,133 @@
+"""Bytes: of the weights in memory, of a token in the cache, and those read for one decoded token.
+
+Read from the header's names and sizes alone. Decoding is bound by these bytes: tokens per second are at most
+the machine's read bandwidth divided by them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.weights.metadata import Metadata
+    from isthmus.weights.source import RawTensor, WeightSource
+
+# What the GPU's kernels multiply by as it is; any other format is dequantised to bf16 there.
+GPU_FORMATS = ("q8_0", "q4_k", "q5_k", "q6_k", "f32", "f16", "bf16")
+
+KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
+PLAIN = ("f32", "f16", "bf16")  # formats that a transposition carries over as they are
+
+
+def weight_bytes(source: WeightSource, *, exact_batching: bool = False) -> int:
+    """Bytes of all weights once they are loaded."""
+    return sum(ram_bytes(tensor, source, exact_batching) for tensor in source.tensors.values())
+
+
+def vector_bytes(source: WeightSource) -> int:
+    """Of these, the norms and biases: copied into memory also where a cache holds the matrices."""
+    return sum(4 * prod(tensor.shape) for tensor in source.tensors.values() if len(tensor.shape) == 1)
+
+
+def decode_weight_bytes(source: WeightSource) -> int:
+    """Weight bytes read for one decoded token: of the experts the chosen ones, of an embedding one row."""
+    return round(sum(ram_read(tensor, source) for tensor in source.tensors.values()))
+
+
+def ram_bytes(tensor: RawTensor, source: WeightSource, exact_batching: bool) -> int:
+    """The file's own bytes, packed in another order, with three exceptions.
+
+    Vectors (norms, biases) and the router are fp32 whatever the file holds. The keys' projection of latent
+    attention is kept twice, as it is and transposed, a quantised one in BF16 (design 4.7); exact_batching
+    needs only the form that decodes. A joined kv_b beside its own halves is not loaded.
+    """
+    layer, _, name = tensor.name.rpartition("attn_")
+    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+        return 4 * prod(tensor.shape)
+    if name == "k_b.weight":
+        return tensor.nbytes + (0 if exact_batching else _transposed(tensor))
+    if name == "kv_b.weight":
+        if f"{layer}attn_k_b.weight" in source.tensors:
+            return 0
+        keys = _key_share(source.metadata)
+        once = (1 - keys if exact_batching else 1) * tensor.nbytes
+        return round(once + keys * _transposed(tensor))
+    return tensor.nbytes
+
+
+def ram_read(tensor: RawTensor, source: WeightSource) -> float:
+    """Bytes that the CPU reads of this tensor for one decoded token."""
+    if tensor.name.endswith(".attn_k_b.weight"):
+        return tensor.nbytes
+    return ram_bytes(tensor, source, True) * _read_share(tensor, source)
+
+
+def _read_share(tensor: RawTensor, source: WeightSource) -> float:
+    if "_exps." in tensor.name:
+        return source.metadata.int(key(source.metadata, "expert_used_count"), 0, min=0) / tensor.shape[0]
+    # A tied embedding is the LM head too and is read in full.
+    if tensor.name == "token_embd.weight" and "output.weight" in source.tensors:
+        return 1 / tensor.shape[0]
+    return 1.0
+
+
+def _transposed(tensor: RawTensor) -> int:
+    return tensor.nbytes if tensor.format.name in PLAIN else 2 * prod(tensor.shape)
+
+
+def _key_share(metadata: Metadata) -> float:
+    """Of the rows of a joined kv_b, those that make keys. Older files give the sizes without _mla."""
+    suffix = "_mla" if key(metadata, "attention.key_length_mla") in metadata else ""
+    keys = metadata.int(key(metadata, f"attention.key_length{suffix}"), min=1)
+    keys -= metadata.int(key(metadata, "rope.dimension_count"), min=1)
+    return keys / (keys + metadata.int(key(metadata, f"attention.value_length{suffix}"), min=1))
+
+
+def gpu_bytes(tensor: RawTensor, source: WeightSource) -> int:
+    """The same on a GPU. The halves of kv_b are bf16 there whatever the file holds: absorbed into products
+    with a head's queries and outputs, their blocks would run along the wrong axis."""
+    layer, _, name = tensor.name.rpartition("attn_")
+    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+        return 4 * prod(tensor.shape)
+    if name == "kv_b.weight" and f"{layer}attn_k_b.weight" in source.tensors:
+        return 0
+    if name in ("k_b.weight", "v_b.weight", "kv_b.weight") or not stays_packed(tensor):
+        return _transposed(tensor)
+    return tensor.nbytes
+
+
+def stays_packed(tensor: RawTensor) -> bool:
+    """Whether a GPU multiplies by the tensor's own bits."""
+    return tensor.format.name in GPU_FORMATS
+
+
+def gpu_read(tensor: RawTensor, source: WeightSource) -> float:
+    """Bytes that a GPU reads of this tensor for one decoded token."""
+    return gpu_bytes(tensor, source) * _read_share(tensor, source)
+
+
+def kv_token_bytes(metadata: Metadata, kv_dtype: str) -> int:
+    """Bytes of one token in the cache, over all layers."""
+    return sum(kv_layer_bytes(metadata, kv_dtype))
+
+
+def kv_layer_bytes(metadata: Metadata, kv_dtype: str) -> list[int]:
+    """Of these, each layer's."""
+    layers = metadata.int(key(metadata, "block_count"), min=1)
+    latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
+    if latent:
+        values = [latent + metadata.int(key(metadata, "rope.dimension_count"), min=1)] * layers
+    else:
+        heads = metadata.int(key(metadata, "attention.head_count"), min=1)
+        head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // heads
+        width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
+        width += metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
+        kv_heads = metadata.int_per_layer(key(metadata, "attention.head_count_kv"), layers, heads, min=1)
+        values = [count * width for count in kv_heads]
+    return [count * KV_VALUE_BYTES[kv_dtype] for count in values]
+
+
+def key(metadata: Metadata, name: str) -> str:
+    """The key of a model's parameter: it begins with the architecture's name."""
+    return f"{metadata.str('general.architecture')}.{name}"
