@@ -193,6 +193,19 @@ void topn_row(Address logits, int64_t count, int64_t n, Address values, Address 
   topn(x, count, n, required<float>(values, "values"), required<int32_t>(ids, "ids"));
 }
 
+int64_t nucleus_row(Address weights, int64_t count, double mass, Address ids) {
+  const float* w = required<const float>(weights, "weights");
+  for (int64_t i = 0; i < count; i++) need(w[i] >= 0, "nucleus: weight ", i, " is ", w[i]);
+  MaybeReleaseGil release(count);
+  return nucleus(w, count, mass, required<int32_t>(ids, "ids"));
+}
+
+bool all_finite_row(Address logits, int64_t count) {
+  const float* x = required<const float>(logits, "logits");
+  MaybeReleaseGil release(count);
+  return all_finite(x, count);
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& m) {
@@ -222,6 +235,8 @@ void bind_rows(nb::module_& m) {
   m.def("axpy", &isthmus::axpy, "w"_a, "x"_a, "n"_a, "y"_a);
   m.def("read_rows", &isthmus::read_rows, "cache"_a, "cache_type"_a, "width"_a, "slots"_a, "num_rows"_a,
         "num_slots"_a, "out"_a, "out_stride"_a);
+  m.def("nucleus", &isthmus::nucleus_row, "weights"_a, "count"_a, "mass"_a, "ids"_a);
+  m.def("all_finite", &isthmus::all_finite_row, "logits"_a, "count"_a);
   m.def("topn", &isthmus::topn_row, "logits"_a, "count"_a, "n"_a, "values"_a, "ids"_a);
 }
 

@@ -1,6 +1,7 @@
 #include "rows/topn.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -49,6 +50,41 @@ void topn(const float* x, int64_t count, int64_t n, float* values, int32_t* ids)
   }
   std::partial_sort(entries.begin(), entries.begin() + n, entries.end(), before);
   for (int64_t i = 0; i < n; i++) values[i] = entries[i].value, ids[i] = entries[i].id;
+}
+
+// A histogram over the upper bits of the weights, which as integers are in their order, says in which bin the
+// mass is reached; only that bin is sorted.
+int64_t nucleus(const float* weights, int64_t count, double mass, int32_t* ids) {
+  constexpr int kDropped = 20;  // 8 bins to a power of two
+  const auto bin_of = [&](int64_t i) { return std::bit_cast<uint32_t>(weights[i]) >> kDropped; };
+  std::vector<double> sums(1 << (31 - kDropped));
+  for (int64_t i = 0; i < count; i++) sums[bin_of(i)] += weights[i];
+  double sum = 0;
+  size_t last = sums.size() - 1;
+  for (; last > 0 && (sums[last] == 0 || sum + sums[last] < mass); last--) sum += sums[last];
+
+  int64_t chosen = 0;
+  std::vector<Entry> entries;
+  for (int64_t i = 0; i < count; i++) {
+    if (bin_of(i) > last) ids[chosen++] = static_cast<int32_t>(i);
+    if (bin_of(i) == last) entries.push_back({weights[i], static_cast<int32_t>(i)});
+  }
+  std::sort(entries.begin(), entries.end(), before);
+  for (size_t i = 0; i < entries.size() && (sum < mass || chosen == 0); i++) {
+    sum += entries[i].value;
+    ids[chosen++] = entries[i].id;
+  }
+  return chosen;
+}
+
+bool all_finite(const float* x, int64_t count) {
+  // One added to an exponent of all ones carries into the sign: integer operations, which the compiler makes
+  // vectors of.
+  uint32_t carried = 0;
+  for (int64_t i = 0; i < count; i++) {
+    carried |= (std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu) + 0x00800000u;
+  }
+  return (carried & 0x80000000u) == 0;
 }
 
 }  // namespace isthmus

@@ -1,4 +1,4 @@
-// The n largest of a row of logits, without sorting the row.
+// What sampling asks of a row of logits: its n largest without sorting it, and whether all are numbers.
 #pragma once
 
 #include <cstdint>
@@ -8,5 +8,13 @@ namespace isthmus {
 // values and ids [n]: the n largest of x[count], largest first, equal values by rising id; NaN counts as
 // -infinity. n <= count. A sort of 152k logits takes 20 ms; this reads them once.
 void topn(const float* x, int64_t count, int64_t n, float* values, int32_t* ids);
+
+// The fewest of the largest weights[count], all finite and >= 0, whose sum reaches `mass` (equal ones by
+// rising id; all of them if they do not reach it). Writes their ids, in no order, and returns how many there
+// are.
+int64_t nucleus(const float* weights, int64_t count, double mass, int32_t* ids);
+
+// No infinity and no NaN among x[count].
+bool all_finite(const float* x, int64_t count);
 
 }  // namespace isthmus

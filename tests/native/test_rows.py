@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from isthmus.native import rows as native_rows
-from isthmus.native.rows import PagedRows, RopeTable, RopeWrite, act_mul, axpy, rms_norm, topn
+from isthmus.native.rows import PagedRows, RopeTable, RopeWrite, act_mul, all_finite, axpy, rms_norm, topn
 
 # fp32 sums of n terms in 64 chains: n / 64 + 6 roundings of 2^-24 each at worst, far fewer on random data.
 FP32 = 1e-6
@@ -300,6 +300,18 @@ def test_topn_counts_nan_as_the_smallest() -> None:
     assert ids.tolist() == [4, 5, 1, 0, 2, 3]
     assert values.tolist() == [float("inf"), 2.0, 1.0] + [float("-inf")] * 3
     assert largest(torch.full((100,), float("nan")), 3)[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 5000])
+def test_one_value_that_is_no_number_is_found_wherever_it_stands(count: int) -> None:
+    logits = randn(count, seed=17) * 3e38
+    logits = logits.clamp(-3.4028234e38, 3.4028234e38)
+    assert all_finite(logits.data_ptr(), count)
+    for place in {0, count // 2, count - 1}:
+        for bad in (float("inf"), float("-inf"), float("nan"), -float("nan")):
+            spoilt = logits.clone()
+            spoilt[place] = bad
+            assert not all_finite(spoilt.data_ptr(), count)
 
 
 def test_topn_refuses_more_than_there_is() -> None:
