@@ -80,7 +80,8 @@ class RunOptions:
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.gpu_memory is not None:
             check_int("gpu_memory", self.gpu_memory, 1, MAX_BYTES)
-        if self.strategy == "cpu" and any(name.startswith("cuda") for name in self.devices):
+        on_gpu = any(name.startswith("cuda") for name in self.devices)  # what is malformed is said here
+        if self.strategy == "cpu" and on_gpu:
             raise UsageError(
                 f"strategy cpu uses no GPU, but the device is {self.device}; leave one of them out"
             )
