@@ -4,6 +4,11 @@
 // 32 columns and row of x, scales in k order:
 //   t = 0;  t = fma(s_j, float(idot_j), t), then t = fma(addend_j, float(sum_j), t);  acc = fma(dx, t, acc)
 // where idot_j = sum of (u - zero) * code, exact in 32 bits. The GEMM of gemm_simd.h does the same.
+//
+// What a core reads is bound by the lines it can wait for: 16 that loads and prefetches ask for, 48 with
+// those of the second cache's prefetcher, which follows a stream within 4 KiB. So with few rows of x several
+// strips are read side by side, one vector of each in turn, and prefetches stand between the products, not in
+// bursts: 1.2 times the bytes of one strip after the other (docs/performance.md).
 #pragma once
 
 #include "drivers/steps.h"
@@ -13,14 +18,48 @@ namespace isthmus::ISTHMUS_ISA {
 // A loop over R rows that disappears: arrays over r become registers.
 #define ISTHMUS_ROWS(R) _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r)
 
-// Every line of w is fetched this far ahead: without it a core gets half to three quarters of its read
-// bandwidth.
+// Every line of w is fetched this far ahead: without it a core gets half of its read bandwidth.
 constexpr int kPrefetchBytes = 4096;
 
 template <int kBytes>
 ISTHMUS_INLINE void prefetch_ahead(const uint8_t* p) {
   unroll<(kBytes + 63) / 64>([&](auto i) ISTHMUS_INLINE_LAMBDA { prefetch(p + kPrefetchBytes + 64 * i); });
 }
+
+// Part I of kParts of kBytes bytes at p. Nothing is scheduled across it: gcc would collect the prefetches of
+// a step in front, where they wait for each other.
+template <int kBytes, int kParts, int I>
+ISTHMUS_INLINE void prefetch_part(const uint8_t* p) {
+  constexpr int kLines = (kBytes + 63) / 64, kFirst = I * kLines / kParts, kLast = (I + 1) * kLines / kParts;
+  unroll<kLast - kFirst>([&](auto i) ISTHMUS_INLINE_LAMBDA { prefetch(p + 64 * (kFirst + i)); });
+  __asm__ volatile("");
+}
+
+// How many strips R rows of x read side by side: as many as registers hold sums for. Formats that look grid
+// points up are bound by that.
+template <class F, int R>
+constexpr int kGemvStrips = F::policy == Policy::Int8 && requires { F::template code_pair<0, 0>(nullptr, 0); }
+                                ? 1
+                                : (R <= kGemvSums / 4   ? 4
+                                   : R <= kGemvSums / 2 ? 2
+                                                        : 1);
+
+// How far ahead of the step before column k each of several strips is fetched: near their end it is the start
+// of the strips at `next`.
+struct Ahead {
+  int64_t left;  // columns before the strips' ends come into reach
+  int64_t jump;
+
+  template <class F>
+  static ISTHMUS_INLINE Ahead of(const uint8_t* tiles, int64_t apart, int64_t columns, const uint8_t* next) {
+    return {columns - int64_t{kPrefetchBytes} * 64 / kStepBytes<F>, next - tiles - apart};
+  }
+  ISTHMUS_INLINE int64_t step(int columns) {
+    const int64_t distance = kPrefetchBytes + (left > 0 ? 0 : jump);
+    left -= columns;
+    return distance;
+  }
+};
 
 // Consecutive rows of 32 columns of the prepared x; row r stands at codes + 64 r, blocks + r.
 struct XHalf {
@@ -43,105 +82,149 @@ struct XHalf {
   ISTHMUS_INLINE f32v scale(int row) const { return set1(blocks[row].scale[half]); }
 };
 
-template <class F, int R, int kHalf, class S>
-ISTHMUS_INLINE void add_half_step(const S& step, const XHalf& x, f32v (&acc)[R]) {
+// 32 columns: R rows of x times kStrips strips.
+template <class F, int R, int kHalf, int kStrips, class S>
+ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int64_t ahead,
+                                  f32v (&acc)[kStrips][R]) {
   constexpr int kColumns = F::scale_columns;
-  f32v t[R];
-  ISTHMUS_ROWS(R) t[r] = zero();
+  f32v t[kStrips][R];
+  unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) t[s][r] = zero(); });
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-    i32v dots[R];
-    ISTHMUS_ROWS(R) dots[r] = x.template start<F::zero, j, kColumns>(r);
-    unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
-      const CodePair u = step.template code_pair<kHalf, kColumns / 8 * j + p>();
-      const int8_t* codes = x.codes + kColumns * j + 8 * p;
-      ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u.first, codes + 64 * r);
-      ISTHMUS_ROWS(R) dots[r] = dot<F::max_code>(dots[r], u.second, codes + 64 * r + 4);
+    DotSum<F::max_code, kColumns / 4> dots[kStrips][R];
+    unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<F::zero, j, kColumns>(r));
     });
-    const f32v scale = step.template scale<kHalf, j>();
-    ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[r]), t[r]);
-    if constexpr (F::has_addend) {
-      const f32v addend = step.template addend<kHalf, j>();
-      ISTHMUS_ROWS(R) t[r] = fma(addend, x.template sum<j, kColumns>(r), t[r]);
-    }
+    unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
+      constexpr int kPair = kColumns / 8 * j + p;
+      const int8_t* codes = x.codes + 8 * kPair;
+      unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+        prefetch_part<kStepBytes<F>, 8, 4 * kHalf + kPair>(steps[s].share + ahead);
+        const CodePair u = steps[s].template code_pair<kHalf, kPair>();
+        ISTHMUS_ROWS(R) dots[s][r].template add<2 * p>(u.first, codes + 64 * r);
+        ISTHMUS_ROWS(R) dots[s][r].template add<2 * p + 1>(u.second, codes + 64 * r + 4);
+      });
+    });
+    unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+      const f32v scale = steps[s].template scale<kHalf, j>();
+      ISTHMUS_ROWS(R) t[s][r] = fma(scale, to_f32(dots[s][r].sum()), t[s][r]);
+      if constexpr (F::has_addend) {
+        const f32v addend = steps[s].template addend<kHalf, j>();
+        ISTHMUS_ROWS(R) t[s][r] = fma(addend, x.template sum<j, kColumns>(r), t[s][r]);
+      }
+    });
   });
-  ISTHMUS_ROWS(R) acc[r] = fma(x.scale(r), t[r], acc[r]);
+  unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+    ISTHMUS_ROWS(R) acc[s][r] = fma(x.scale(r), t[s][r], acc[s][r]);
+  });
 }
 
-template <class F, int R>
-void gemv_strip(const uint8_t* strip, const ActivationView& x, int row, float* y, int64_t y_stride,
-                int lanes) {
-  f32v acc[R];
-  ISTHMUS_ROWS(R) acc[r] = zero();
+// The strips that one call of a driver's inner loop reads: the first begins at `tiles`, each `apart` bytes
+// behind the one before; the next ones at `next`.
+struct Strips {
+  const uint8_t *tiles, *next;
+  int64_t apart;
+};
+
+template <class F, int R, int kStrips>
+void gemv_strips(const Strips& w, const ActivationView& x, int row, float* y, int64_t y_stride, int lanes) {
+  f32v acc[kStrips][R];
+  unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) acc[s][r] = zero(); });
   const int8_t* codes = x.codes + int64_t{64} * row;
   const CodeBlock* blocks = x.blocks + row;
-  for_each_step<F>(strip, x.columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
-    prefetch_ahead<kStepBytes<F>>(step.share);
-    unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
-      add_half_step<F, R, half>(step, XHalf{codes + 32 * half, blocks, half}, acc);
-    });
-    codes += int64_t{64} * x.pitch;
-    blocks += x.pitch;
+  Ahead ahead = Ahead::of<F>(w.tiles, w.apart, x.columns, w.next);
+  for_each_step<F, kStrips>(
+      w.tiles, w.apart, x.columns, [&](const auto& steps, auto halves) ISTHMUS_INLINE_LAMBDA {
+        const int64_t distance = ahead.step(64);
+        unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
+          add_half_step<F, R, half>(steps, XHalf{codes + 32 * half, blocks, half}, distance, acc);
+        });
+        codes += int64_t{64} * x.pitch;
+        blocks += x.pitch;
+      });
+  unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+    const int width = s == kStrips - 1 ? lanes : kStripRows;
+    ISTHMUS_ROWS(R) store_part(y + s * kStripRows + r * y_stride, acc[s][r], width);
   });
-  ISTHMUS_ROWS(R) store_part(y + r * y_stride, acc[r], lanes);
 }
 
 // The float formats: y = sum over k of x[k] w[k], fp32 fma; even and odd columns in sums of their own, added
 // last.
-template <class F, int R>
-void gemv_strip_float(const uint8_t* strip, const ActivationView& x, int row, float* y, int64_t y_stride,
-                      int lanes) {
+template <class F, int R, int kStrips>
+void gemv_strips_float(const Strips& w, const ActivationView& x, int row, float* y, int64_t y_stride,
+                       int lanes) {
   constexpr int kPairBytes = F::block_columns == 2 ? kTileBytes<F> : 2 * kTileBytes<F>;
   const float* values = x.values + row * x.stride;
-  f32v even[R], odd[R];
-  ISTHMUS_ROWS(R) even[r] = odd[r] = zero();
+  f32v even[kStrips][R], odd[kStrips][R];
+  unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) even[s][r] = odd[s][r] = zero(); });
+  Ahead ahead = Ahead::of<F>(w.tiles, w.apart, x.columns, w.next);
+  const uint8_t* tiles = w.tiles;
   int64_t k = 0;
-  for (; k + 2 <= x.columns; k += 2) {
-    prefetch_ahead<kPairBytes>(strip);
-    const f32v w0 = F::template column<0>(strip);
-    const f32v w1 = F::template column<F::block_columns - 1>(strip + kPairBytes - kTileBytes<F>);
-    unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
-      even[r] = fma(set1(values[r * x.stride + k]), w0, even[r]);
-      odd[r] = fma(set1(values[r * x.stride + k + 1]), w1, odd[r]);
+  for (; k + 2 <= x.columns; k += 2, tiles += kPairBytes) {
+    const int64_t distance = ahead.step(2);
+    unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+      const uint8_t* at = tiles + s * w.apart;
+      prefetch_part<kPairBytes, 1, 0>(at + distance);
+      const f32v w0 = F::template column<0>(at);
+      const f32v w1 = F::template column<F::block_columns - 1>(at + kPairBytes - kTileBytes<F>);
+      unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+        even[s][r] = fma(set1(values[r * x.stride + k]), w0, even[s][r]);
+        odd[s][r] = fma(set1(values[r * x.stride + k + 1]), w1, odd[s][r]);
+      });
     });
-    strip += kPairBytes;
   }
-  if (k < x.columns) {
-    const f32v w0 = F::template column<0>(strip);
-    unroll<R>([&](auto r)
-                  ISTHMUS_INLINE_LAMBDA { even[r] = fma(set1(values[r * x.stride + k]), w0, even[r]); });
-  }
-  ISTHMUS_ROWS(R) store_part(y + r * y_stride, add(even[r], odd[r]), lanes);
+  unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+    if (k < x.columns) {
+      const f32v w0 = F::template column<0>(tiles + s * w.apart);
+      unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
+        even[s][r] = fma(set1(values[r * x.stride + k]), w0, even[s][r]);
+      });
+    }
+    const int width = s == kStrips - 1 ? lanes : kStripRows;
+    ISTHMUS_ROWS(R) store_part(y + s * kStripRows + r * y_stride, add(even[s][r], odd[s][r]), width);
+  });
 }
 
-template <class F, int R>
-ISTHMUS_INLINE void gemv_rows(const uint8_t* strip, const ActivationView& x, int row, float* y,
-                              int64_t y_stride, int lanes) {
+template <class F, int R, int kStrips>
+ISTHMUS_INLINE void gemv_rows(const Strips& w, const ActivationView& x, int row, float* y, int64_t y_stride,
+                              int lanes) {
   if constexpr (F::policy == Policy::Int8) {
-    gemv_strip<F, R>(strip, x, row, y + row * y_stride, y_stride, lanes);
+    gemv_strips<F, R, kStrips>(w, x, row, y + row * y_stride, y_stride, lanes);
   } else {
-    gemv_strip_float<F, R>(strip, x, row, y + row * y_stride, y_stride, lanes);
+    gemv_strips_float<F, R, kStrips>(w, x, row, y + row * y_stride, y_stride, lanes);
+  }
+}
+
+// All strips by R rows of x that begin at `row`.
+template <class F, int R>
+void gemv_pass(const MatrixView& w, const ActivationView& x, int row, int64_t strip, int64_t strip_end,
+               float* y, int64_t y_stride) {
+  constexpr int kStrips = kGemvStrips<F, R>;
+  const auto take = [&]<int N>(Int<N>) {
+    const Strips here{tiles_at<F>(w, strip, 0), tiles_at<F>(w, strip + N, 0), x.columns * kStepBytes<F> / 64};
+    gemv_rows<F, R, N>(here, x, row, y, y_stride, strip_lanes(w, strip + N - 1));
+    strip += N;
+    y += N * kStripRows;
+  };
+  while (strip_end - strip >= kStrips) take(Int<kStrips>{});
+  if constexpr (kStrips > 1) {
+    while (strip < strip_end) take(Int<1>{});
   }
 }
 
 template <class F>
 void gemv(const MatrixView& w, const ActivationView& x, int64_t strip_begin, int64_t strip_end, float* y,
           int64_t y_stride) {
-  for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
-    const uint8_t* tiles = tiles_at<F>(w, strip, 0);
-    const int lanes = strip_lanes(w, strip);
-    float* out = y + (strip - strip_begin) * kStripRows;
-    int row = 0;
-    while (row < x.rows) {  // the passes after the first find the strip in the cache
-      const int left = x.rows - row;
-      const auto take = [&]<int R>(Int<R>) {
-        constexpr int kRows = R <= kGemvRows ? R : 1;
-        if (kRows < R || left < R) return false;
-        gemv_rows<F, kRows>(tiles, x, row, out, y_stride, lanes);
-        row += R;
-        return true;
-      };
-      take(Int<8>{}) || take(Int<4>{}) || take(Int<2>{}) || take(Int<1>{});
-    }
+  int row = 0;
+  while (row < x.rows) {  // the passes after the first find the strips in the second cache
+    const int left = x.rows - row;
+    const auto take = [&]<int R>(Int<R>) {
+      constexpr int kRows = R <= kGemvRows ? R : 1;
+      if (kRows < R || left < R) return false;
+      gemv_pass<F, kRows>(w, x, row, strip_begin, strip_end, y, y_stride);
+      row += R;
+      return true;
+    };
+    take(Int<8>{}) || take(Int<4>{}) || take(Int<2>{}) || take(Int<1>{});
   }
 }
 

@@ -62,35 +62,58 @@ ISTHMUS_INLINE int strip_lanes(const MatrixView& w, int64_t strip) {
   return rest < kStripRows ? static_cast<int>(rest) : kStripRows;
 }
 
-// Calls fn(step, halves) for each step of `columns` columns that start at `tiles`; halves is Int<2>, or
-// Int<1> in a last step of 32 columns.
-template <class F, class Fn>
-ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t columns, const Fn& fn) {
+// Walks kStrips strips side by side, the first at `tiles` and each `apart` bytes behind the one before: calls
+// fn(steps, halves), steps[kStrips], for each step of `columns` columns; halves is Int<2>, or Int<1> in a
+// last step of 32 columns.
+template <class F, int kStrips, class Fn>
+ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t apart, int64_t columns, const Fn& fn) {
   if constexpr (F::block_columns == 32) {
+    typename F::Scales scales[kStrips][2];
+    Step<F, 0> steps[kStrips];
+    const auto open = [&](int64_t second) ISTHMUS_INLINE_LAMBDA {
+      unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+        const uint8_t *one = tiles + s * apart, *other = one + second;
+        scales[s][0] = F::open(one);
+        if (second != 0) scales[s][1] = F::open(other);
+        steps[s] = {{one, other}, {&scales[s][0], &scales[s][1]}, 0, one};
+      });
+    };
     for (int64_t pairs = columns / 64; pairs > 0; --pairs) {
-      const uint8_t* other = tiles + kTileBytes<F>;
-      const typename F::Scales scales[2] = {F::open(tiles), F::open(other)};
-      fn(Step<F, 0>{{tiles, other}, {&scales[0], &scales[1]}, 0, tiles}, Int<2>{});
+      open(kTileBytes<F>);
+      fn(steps, Int<2>{});
       tiles += 2 * kTileBytes<F>;
     }
     if (columns % 64 != 0) {
-      const typename F::Scales only = F::open(tiles);
-      fn(Step<F, 0>{{tiles, tiles}, {&only, &only}, 0, tiles}, Int<1>{});
+      open(0);
+      fn(steps, Int<1>{});
     }
   } else {
     constexpr int kSteps = F::part_columns / 64;
     static_assert(F::block_columns % F::part_columns == 0 && F::part_columns % 64 == 0);
     for (int64_t blocks = columns / F::block_columns; blocks > 0; --blocks) {
-      const typename F::Scales scales = F::open(tiles);
+      typename F::Scales scales[kStrips];
+      unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { scales[s] = F::open(tiles + s * apart); });
       for (int part = 0; part < F::block_columns / F::part_columns; ++part) {
         unroll<kSteps>([&](auto q) ISTHMUS_INLINE_LAMBDA {
-          const uint8_t* share = tiles + (part * kSteps + q) * kStepBytes<F>;
-          fn(Step<F, q>{{tiles, tiles}, {&scales, &scales}, part, share}, Int<2>{});
+          Step<F, q> steps[kStrips];
+          unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+            const uint8_t* tile = tiles + s * apart;
+            const uint8_t* share = tile + (part * kSteps + q) * kStepBytes<F>;
+            steps[s] = {{tile, tile}, {&scales[s], &scales[s]}, part, share};
+          });
+          fn(steps, Int<2>{});
         });
       }
       tiles += kTileBytes<F>;
     }
   }
+}
+
+// The same of one strip: fn(step, halves).
+template <class F, class Fn>
+ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t columns, const Fn& fn) {
+  for_each_step<F, 1>(tiles, 0, columns,
+                      [&](const auto& steps, auto halves) ISTHMUS_INLINE_LAMBDA { fn(steps[0], halves); });
 }
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -8,6 +8,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kGemvRows = 4;
+constexpr int kGemvSums = 4;  // rows of x times strips
 constexpr int kGemmRows = 4;  // 4 x 2 ymm of sums, a code vector and temporaries in 16 registers
 constexpr int kGemmStrips = 1;
 
@@ -144,6 +145,40 @@ ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
   return {dot_half<kMaxCode>(acc.lo, u.lo, x4), dot_half<kMaxCode>(acc.hi, u.hi, x4)};
 }
 
+#ifndef __AVXVNNI__
+// As many pair sums as 16 bits hold are added before they are widened: all 8 of Q4_K's 32 columns, 4 of
+// Q5_K's, 2 of Q6_K's.
+template <int kMaxCode, int kGroups>
+struct DotSum {
+  static_assert(kGroups == 4 || kGroups == 8);
+  static constexpr int kRun = kMaxCode > 64 ? 1 : kMaxCode > 32 ? 2 : kMaxCode > 16 || kGroups < 8 ? 4 : 8;
+  static_assert(kRun == 1 || 2 * 127 * kMaxCode * kRun <= 32767);
+  i32v all;
+  __m256i lo, hi;  // pair sums of the run so far
+
+  ISTHMUS_INLINE void start(i32v from) { all = from; }
+  template <int I>
+  ISTHMUS_INLINE void add(u8v u, const int8_t* x) {
+    if constexpr (kRun < 2) {
+      all = dot<kMaxCode>(all, u, x);
+    } else {
+      int32_t four;
+      __builtin_memcpy(&four, x, 4);
+      const __m256i x4 = _mm256_set1_epi32(four);
+      const __m256i low = _mm256_maddubs_epi16(u.lo, x4), high = _mm256_maddubs_epi16(u.hi, x4);
+      lo = I % kRun == 0 ? low : _mm256_add_epi16(lo, low);
+      hi = I % kRun == 0 ? high : _mm256_add_epi16(hi, high);
+      if constexpr (I % kRun == kRun - 1) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        all = {_mm256_add_epi32(all.lo, _mm256_madd_epi16(lo, ones)),
+               _mm256_add_epi32(all.hi, _mm256_madd_epi16(hi, ones))};
+      }
+    }
+  }
+  ISTHMUS_INLINE i32v sum() const { return all; }
+};
+#endif
+
 template <int kLow, int kHigh>
 ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
   int32_t both;
@@ -156,3 +191,7 @@ ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
 ISTHMUS_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace isthmus::ISTHMUS_ISA
+
+#ifdef __AVXVNNI__
+#include "simd/dot_sum.h"
+#endif

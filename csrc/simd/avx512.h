@@ -7,6 +7,7 @@
 namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kGemvRows = 8;
+constexpr int kGemvSums = 8;  // rows of x times strips
 constexpr int kGemmRows = 8;  // 8 x 2 sums, two code vectors and the broadcast fit the 32 registers
 constexpr int kGemmStrips = 2;
 
@@ -102,3 +103,5 @@ ISTHMUS_INLINE i32v pair_product(const int16_t* pair) {
 ISTHMUS_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace isthmus::ISTHMUS_ISA
+
+#include "simd/dot_sum.h"

@@ -13,6 +13,7 @@ namespace isthmus::ISTHMUS_ISA {
 // Rows of x that share one unpack, then rows of x and strips of w in one GEMM register block. One here:
 // vectors of 64 bytes spill in any case, and every further row is a minute of compile time.
 constexpr int kGemvRows = 1;
+constexpr int kGemvSums = 1;  // rows of x times strips
 constexpr int kGemmRows = 1;
 constexpr int kGemmStrips = 1;
 
@@ -154,3 +155,5 @@ ISTHMUS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 #undef ISTHMUS_LANES
 
 }  // namespace isthmus::ISTHMUS_ISA
+
+#include "simd/dot_sum.h"
