@@ -30,6 +30,7 @@ ALLOWED = {
     "modules": {"native", "gpu", "formats", "weights", "engine"},
     "placement": {"weights", "formats", "native"},
     "native": {"formats"},
+    "gpu": {"formats"},
     "weights": {"formats"},
     "tokenizer": {"weights"},
     "formats": set(),
@@ -103,6 +104,22 @@ def test_part_is_free_of_torch(part: str) -> None:
     assert files
     for path in files:
         assert not {n for n in imports_of(path, top_level_only=True) if n.split(".")[0] == "torch"}, path
+
+
+def test_kernels_are_imported_when_they_are_used() -> None:
+    """triton comes with CUDA builds of torch: without a GPU there is none, references do without it."""
+    with_triton = {p for p in modules() if any(n.split(".")[0] == "triton" for n in imports_of(p))}
+    assert {package_of(p) for p in with_triton} == {"gpu"}
+    gpu = set((PACKAGE / "gpu").glob("*.py"))
+    plain = {p for p in gpu if p.stem.startswith("reference") or p.stem in {"__init__", "tiles"}}
+    kernels = {f"isthmus.gpu.{p.stem}" for p in gpu - plain}
+    wrong = [
+        f"{p.relative_to(PACKAGE)} imports {name}"
+        for p in modules()
+        if p not in gpu - plain
+        for name in imports_of(p, top_level_only=True) & kernels
+    ]
+    assert not wrong
 
 
 def test_environment_is_read_in_one_file() -> None:

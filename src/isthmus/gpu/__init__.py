@@ -1,0 +1,21 @@
+"""Triton kernels for what lives on a GPU, each beside a torch reference of the same signature.
+
+The references (`reference*`) run on any device and need torch alone: they are the oracle of the kernels and
+the path of a machine without a GPU. Importing a module of kernels imports triton, which comes with CUDA
+builds of torch; so nothing outside this package imports one at its top level.
+
+    tiles        packed weights in device memory: the CPU's bytes as they are
+    unpack       what the bits of Q8_0, Q4_K, Q5_K and Q6_K mean; all that a format contributes here
+    products     the two inner loops over packed weights: few rows (fp32 fma), many rows (bf16 tensor cores)
+    linear       out = W x + bias + residual, and dequantisation
+    experts      routed experts that are resident: rows grouped by slot, SwiGLU, weighted sum in fixed order
+    rows         RMS norm with residual, gated activations
+    rope         head norms, rotation and cache writes in one pass
+    router       scores, groups, top k
+    decode       attention of single rows over a paged cache, keys split over programs (GQA and absorbed MLA)
+    prefill      attention of chunks of rows, over a paged cache or over expanded keys (GQA and MLA)
+
+Every wrapper checks shapes and dtypes on the host, reads no device memory there, allocates by shapes alone
+and has a grid that depends on shapes alone, so a step of them can be captured in a CUDA graph. Indices
+inside device tensors (slots, block tables, positions) are trusted: who writes them checks them.
+"""
