@@ -23,7 +23,7 @@ from isthmus.errors import UsageError
 )
 def test_devices_are_torchs_names(text: str, devices: tuple[str, ...]) -> None:
     assert parse_devices("device", text) == devices
-    assert RunOptions(device=text).devices == devices
+    assert RunOptions(device=text, strategy="hybrid").devices == devices
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,8 @@ def test_a_size_that_cannot_be_meant(text: str) -> None:
         ({"strategy": "fast"}, "strategy must be one of auto, cpu, stream, hybrid, gpu, got 'fast'"),
         ({"strategy": "cpu", "device": "cuda:0"}, "strategy cpu uses no GPU, but the device is cuda:0"),
         ({"strategy": "cpu", "gpu_memory": 1 << 30}, "so gpu_memory limits nothing"),
+        ({"device": "cpu:0,1"}, "device cpu:0,1 is for a split between CPU threads and CPU threads"),
+        ({"device": "cpu", "gpu_memory": 1 << 30}, "device cpu with gpu_memory is for a split"),
         ({"gpu_memory": 2.5}, "gpu_memory must be a whole number"),
         ({"device": 0}, "device must be cpu, cuda, cuda:0 or cuda:0,1, got 0"),
     ],

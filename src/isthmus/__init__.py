@@ -12,10 +12,11 @@ _PUBLIC = {
     "LLM": "isthmus.engine.llm",
     "SamplingParams": "isthmus.engine.request",
     "Completion": "isthmus.engine.llm",
+    "Plan": "isthmus.placement.plan",
     "IsthmusError": "isthmus.errors",
 }
 
-__all__ = ["LLM", "Completion", "IsthmusError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "IsthmusError", "Plan", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -87,6 +87,12 @@ class RunOptions:
             )
         if self.strategy == "cpu" and self.gpu_memory is not None:
             raise UsageError("strategy cpu uses no GPU, so gpu_memory limits nothing; leave one of them out")
+        stand_in = self.devices[:1] != ("cpu",) or self.gpu_memory is not None
+        if self.devices and not on_gpu and stand_in and self.strategy in ("auto", "cpu"):
+            raise UsageError(
+                f"device {self.device}{' with gpu_memory' if self.gpu_memory else ''} is for a split between "
+                "CPU threads and CPU threads; choose strategy stream, hybrid or gpu"
+            )
 
     @classmethod
     def from_kwargs(cls, **options: Any) -> RunOptions:

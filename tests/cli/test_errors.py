@@ -38,10 +38,7 @@ def error_line(done) -> str:  # type: ignore[no-untyped-def]
         (["run", "MODEL", "hi", "--isa", "neon"], "isa must be one of scalar, avx2, avx2vnni, avx512, amx"),
         (["run", "MODEL", "hi", "--kv-dtype", "fp8"], "kv_dtype must be one of bf16, f32, got 'fp8'"),
         (["run", "MODEL", "hi", "--temperature", "warm"], "--temperature"),
-        (
-            ["run", "MODEL", "hi", "--strategy", "fast"],
-            "strategy must be one of auto, cpu, stream, hybrid, gpu",
-        ),
+        (["run", "MODEL", "hi", "--strategy", "fast"], "strategy must be one of auto, cpu, stream, hybrid"),
         (["bench", "MODEL", "--device", "gpu"], "device must be cpu, cuda, cuda:0 or cuda:0,1, got 'gpu'"),
         (["run", "MODEL", "hi", "--strategy", "cpu", "--device", "cuda"], "strategy cpu uses no GPU"),
         (["run", "MODEL", "hi", "--gpu-memory", "all"], "gpu_memory must be a size such as 20GiB"),
@@ -141,16 +138,10 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def no_gpu() -> bool:
-    return not detect_gpus()[0]
-
-
-@pytest.mark.skipif(not no_gpu(), reason="this machine has a GPU")
+@pytest.mark.skipif(bool(detect_gpus()[0]), reason="this machine has a GPU")
 @pytest.mark.parametrize(
     ("arguments", "environment"),
     [
-        (["run", "MODEL", "hi", "--strategy", "hybrid"], {}),
-        (["bench", "MODEL", "--device", "cuda:0"], {}),
         (["run", "MODEL", "hi"], {"ISTHMUS_DEVICE": "cuda:0"}),
         (["serve", "MODEL", "--port", "0", "--gpu-memory", "8GiB"], {}),
     ],
@@ -159,5 +150,5 @@ def test_a_gpu_that_is_not_there_is_said_with_the_reason(
     alphabet_model: Path, arguments: list[str], environment: dict[str, str]
 ) -> None:
     done = isthmus(*[str(alphabet_model) if word == "MODEL" else word for word in arguments], **environment)
-    assert "needs a GPU, and there is none: no NVIDIA driver" in error_line(done)
+    assert "needs a GPU, and there is none: " in error_line(done)
     assert done.returncode == 1

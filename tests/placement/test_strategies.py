@@ -6,6 +6,8 @@ The models are dummies: their headers are real, and no weight of them is made.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +77,17 @@ def device(made: Plan, name: str) -> Any:
 
 def test_the_table_of_strategies_is_the_options() -> None:
     assert ("auto", *strategies.STRATEGIES) == STRATEGIES
+
+
+def test_planning_needs_neither_torch_nor_numpy_nor_the_extension() -> None:
+    code = (
+        "import sys; from isthmus.config import RunOptions; from isthmus.placement.machine import Machine\n"
+        "from isthmus.placement.plan import plan; from isthmus.weights.source import open_weights\n"
+        "machine = Machine(8, 1 << 40, 1 << 40)\n"
+        "str(plan(machine, open_weights('dummy:mixtral-8x7b'), RunOptions()))\n"
+        "assert not {'torch', 'numpy', 'isthmus.native._native'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_deepseek_v3_on_a_24_gb_card_and_512_gb(deepseek: DummySource) -> None:
@@ -299,7 +312,9 @@ def test_every_module_stands_once_and_no_device_is_over_its_budget(
 ) -> None:
     source = SOURCES[name]
     gpus = [card(i, free=free) for i, free in enumerate(frees)]
-    options = RunOptions(strategy=strategy, context_tokens=context, device=None if gpus else pseudo)
+    split = strategy in ("stream", "hybrid", "gpu")
+    device = pseudo if split and not gpus else None
+    options = RunOptions(strategy=strategy, context_tokens=context, device=device)
     layers, experts = {"deepseek-v2-lite": (range(1, 27), 64), "mixtral-8x7b": (range(32), 8)}[name]
     profile = Profile("m", 9, {i: tuple(range(experts)) for i in layers}) if hot else None
     try:

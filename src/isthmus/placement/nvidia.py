@@ -116,8 +116,9 @@ def _gpu(nvml: Any, index: int, handle: ctypes.c_void_p) -> Gpu:
     nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
 
     def number(function: str, *arguments: int) -> int:
+        call = getattr(nvml, function, None)  # older drivers lack some
         value = ctypes.c_uint()
-        failed = getattr(nvml, function)(handle, *arguments, ctypes.byref(value))
+        failed = call is None or call(handle, *arguments, ctypes.byref(value))
         return 0 if failed else value.value
 
     # Two transfers a clock, for GDDR as for HBM; the clock is in MHz, the bus in bits.

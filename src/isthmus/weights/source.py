@@ -75,7 +75,7 @@ class WeightSource(Protocol):
         """Give up files and mappings. Views that are still held stay valid, and keep their mapping."""
 
 
-def open_weights(path: Path) -> WeightSource:
+def open_weights(path: Path | str) -> WeightSource:
     """Open a model by any of its files, or a `dummy:` by its name; reads headers only.
 
     Raises MalformedFileError or UnsupportedError, which name file, tensor or key, what came and what was
@@ -91,6 +91,6 @@ def open_weights(path: Path) -> WeightSource:
     return GgufSource(Path(path))
 
 
-def is_dummy(path: Path) -> bool:
+def is_dummy(path: Path | str) -> bool:
     """Whether this is a model without a file, see `dummy.py`."""
     return str(path).startswith(DUMMY)
