@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
   isthmus::bind_kernels(m);
   isthmus::bind_rows(m);
   isthmus::bind_program(m);
+  isthmus::bind_handoff(m);
 }

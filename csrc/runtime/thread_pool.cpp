@@ -2,14 +2,13 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 
+#include "runtime/signals_blocked.h"
 #include "runtime/topology.h"
 #include "runtime/tuning.h"
 
@@ -26,33 +25,6 @@ struct Here {
   uint32_t confined_for = 0;  // the layout whose worker 0 this thread has been confined as
 };
 thread_local Here here;
-
-int64_t now_us() {
-  using std::chrono::steady_clock;
-  return std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now().time_since_epoch())
-      .count();
-}
-
-inline void cpu_relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-// A worker must not take signals meant for the interpreter's main thread.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);  // a fault of the thread itself: of a mapped file that shrank (mapped_file.h)
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 void confine(pthread_t thread, const std::vector<int>& cpus) {
   if (cpus.empty()) return;
@@ -280,37 +252,12 @@ void ThreadPool::worker_main(int worker) {
   }
 }
 
-// Returns true as soon as done() holds; false when it is time to sleep instead.
-template <class Done>
-bool ThreadPool::spin(Slot& slot, Done done) {
-  if (done()) return true;
-  if (spin_us_ == 0) return false;
-  if (slot.waits_without_spin > 0) {
-    slot.waits_without_spin--;
-    return false;
-  }
-  const int64_t start = now_us();
-  for (;;) {
-    for (int i = 0; i < 16; i++) {
-      if (done()) return true;
-      cpu_relax();
-    }
-    const int64_t before = now_us();
-    if (before - start > spin_us_) return false;
-    sched_yield();
-    if (now_us() - before > tuning::kYieldLostUs) {
-      slot.waits_without_spin = tuning::kWaitsWithoutSpin;
-      return done();
-    }
-  }
-}
-
 void ThreadPool::wait_for_job(Slot& slot, uint32_t seen) {
   const auto woken = [&] {
     const uint32_t epoch = epoch_.load(std::memory_order_acquire);
     return ((epoch & 1) && epoch != seen) || stop_.load(std::memory_order_acquire);
   };
-  if (spin(slot, woken)) return;
+  if (slot.spinner.watch(spin_us_, woken)) return;
   for (;;) {
     // Counted before the kernel compares the word: whoever changes it later sees a sleeper to wake.
     const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
@@ -323,7 +270,7 @@ void ThreadPool::wait_for_job(Slot& slot, uint32_t seen) {
 
 void ThreadPool::wait_until_idle(Slot& slot) {
   const auto idle = [&] { return slot.busy.load(std::memory_order_seq_cst) == kIdle; };
-  if (spin(*slots_[0], idle)) return;
+  if (slots_[0]->spinner.watch(spin_us_, idle)) return;
   uint32_t busy = kBusy;
   slot.busy.compare_exchange_strong(busy, kAwaited, std::memory_order_seq_cst);
   while (slot.busy.load(std::memory_order_seq_cst) == kAwaited) futex_wait(slot.busy, kAwaited);

@@ -23,6 +23,7 @@
 #include "runtime/buffer.h"
 #include "runtime/futex.h"
 #include "runtime/pool_layout.h"
+#include "runtime/spinner.h"
 #include "runtime/tuning.h"
 
 namespace isthmus {
@@ -122,7 +123,7 @@ class ThreadPool {
     alignas(64) std::atomic<uint32_t> busy{0};  // kIdle, kBusy, kAwaited (the caller sleeps on it)
     alignas(64) Buffer scratch;
     pthread_t thread{};
-    int waits_without_spin = 0;
+    Spinner spinner;
   };
 
   void run(int64_t items, int64_t grain, Body body, void* context, const PartEnds* parts = nullptr);
@@ -136,8 +137,6 @@ class ThreadPool {
   void worker_main(int worker);
   void wait_for_job(Slot& slot, uint32_t seen);
   void wait_until_idle(Slot& slot);
-  template <class Done>
-  bool spin(Slot& slot, Done done);
 
   static void child_after_fork();
 

@@ -18,6 +18,16 @@ inline constexpr int64_t kYieldLostUs = 15;
 // ... and do not spin again for so many waits.
 inline constexpr int kWaitsWithoutSpin = 4;
 
+// --- hand-off ---------------------------------------------------------------------------------------------
+// How long the coordinator polls without a break after a GPU's last submission: layers follow each other
+// within a millisecond, steps within a few (chosen, not measured: this code has not run on a GPU yet).
+inline constexpr int64_t kHotPollUs = 20'000;
+// Then it naps for an eighth of the time that nothing has come, so that waking late adds at most an eighth.
+inline constexpr int64_t kMinNapNs = 20'000, kMaxNapNs = 1'000'000;
+// Looks at the words within one time-out. A look counts as one however long the process was stopped before
+// it.
+inline constexpr int kWatchdogLooks = 8;
+
 // --- products ---------------------------------------------------------------------------------------------
 // Largest x (codes, or floats of a float policy) that one item multiplies: it is read again for every strip,
 // so it has to stay in a core's L2 (1 MiB on the smallest machines in question, 2 MiB on Sapphire Rapids).

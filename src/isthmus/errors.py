@@ -67,3 +67,7 @@ class TemplateError(IsthmusError):
 
 class EngineError(IsthmusError):
     pass
+
+
+class HandoffError(EngineError):
+    pass
