@@ -5,15 +5,17 @@
 // into fp32 every 64 columns, which took 220 cycles a block: in all 1.3 to 1.5 times as long as this, and 4
 // times as inexact.
 //
-// While the tiles of a slice of columns multiply the first rows, the vector ports unpack the next slice. A
-// slice is 256 columns: its panel and its x are 16 KB each and stay in L1. Of many rows only so many columns
+// While the products of a slice of columns run, the vector ports unpack the next one, in small pieces of
+// both: products that stand behind each other stop the core's front end where its other hyperthread is busy
+// (28 ns each; 21 with 16 other instructions between them, which cost nothing). A slice is 512 columns:
+// shorter ones move the sums of many rows in and out of the unit too often. Of many rows only so many columns
 // are taken in one pass over the strips as stay in the second cache.
 #pragma once
 
 #include "core/tuning.h"
 #include "drivers/gemv.h"
 #include "drivers/pair_panel.h"
-#include "drivers/tiles.h"
+#include "drivers/tile_products.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
@@ -22,13 +24,11 @@ constexpr int kAccBlocks = 48;
 constexpr int kMostRows = 512;  // of x at a time
 // x of one pass over the strips: it is read again for every two of them, from the second cache.
 constexpr int64_t kPassBytes = 640 << 10;
-constexpr int kSliceColumns = 256;
-constexpr int kTileSize = 1024;  // bytes of a tile of bf16: 16 rows x 32 columns
-static_assert(kTileSize == kHalvesTile * sizeof(uint16_t));
+constexpr int kSliceColumns = 512;
 
 struct GemmScratch {
   uint8_t panel[2][2][kSliceColumns / 64 * kPairStepBytes];  // [parity of the slice][strip]
-  float acc[kAccBlocks][2][2][16][16];  // [pair of strips, block of rows][tile of x][strip][row][lane]
+  BlockSums sums[kAccBlocks];                                // [pair of strips][32 rows]
 };
 static_assert(sizeof(GemmScratch) <= kGemmScratchBytes);
 
@@ -39,64 +39,10 @@ struct Slice {
   int64_t columns = 0;
   uint8_t* panel[2] = {};
 
+  // Whole steps of 64 columns, of both strips.
+  int64_t steps() const { return columns / 64 * ((source[0] != nullptr) + (source[1] != nullptr)); }
   int64_t groups() const { return (columns + kHalvesColumns - 1) / kHalvesColumns; }
 };
-
-// C tiles 0..3 are [tile of x][strip], 4 and 5 x, 6 and 7 w.
-template <int kTiles>
-ISTHMUS_INLINE void multiply_group(const uint8_t* x, int64_t x_tile, const uint8_t* w0, const uint8_t* w1) {
-  _tile_loadd(4, x, 64);
-  _tile_loadd(6, w0, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, w1, 64);
-  _tile_dpbf16ps(1, 4, 7);
-  if constexpr (kTiles == 2) {
-    _tile_loadd(5, x + x_tile, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-}
-
-template <int kTiles>
-void load_sums(const float (*acc)[2][16][16], bool none) {
-  if (none) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    return;
-  }
-  _tile_loadd(0, acc[0][0], 64);
-  _tile_loadd(1, acc[0][1], 64);
-  if constexpr (kTiles == 2) _tile_loadd(2, acc[1][0], 64);
-  if constexpr (kTiles == 2) _tile_loadd(3, acc[1][1], 64);
-}
-
-template <int kTiles>
-void store_sums(float (*acc)[2][16][16]) {
-  _tile_stored(0, acc[0][0], 64);
-  _tile_stored(1, acc[0][1], 64);
-  if constexpr (kTiles == 2) _tile_stored(2, acc[1][0], 64);
-  if constexpr (kTiles == 2) _tile_stored(3, acc[1][1], 64);
-}
-
-// Products of one block of rows with `now`, and between them `next` is unpacked.
-template <class F, int kTiles>
-void multiply_slice(const Slice& now, const uint8_t* x, int64_t x_tile, const Slice& next) {
-  publish();
-  const int64_t groups = now.groups();
-  int64_t group = 0;
-  const auto multiply = [&]() ISTHMUS_INLINE_LAMBDA {
-    if (group == groups) return;
-    multiply_group<kTiles>(x + group * kTileSize, x_tile, now.panel[0] + group * kTileSize,
-                           now.panel[1] + group * kTileSize);
-    ++group;
-  };
-  for (int n = 0; n < 2; ++n) {
-    if (next.source[n] != nullptr) fill_pair_panel<F>(next.source[n], next.columns, next.panel[n], multiply);
-  }
-  while (group < groups) multiply();
-}
 
 // Rows [first_row, first_row + rows) of x against the strips of one call. Columns are taken in passes, a pass
 // goes over all pairs of strips, a pair over the slices of the pass.
@@ -143,51 +89,60 @@ struct GemmCall {
     return slice;
   }
 
-  void write(int64_t strip, int block, const float (*acc)[2][16][16]) const {
-    for (int r = 0; r < 32 && 32 * block + r < rows; ++r) {
-      float* to = y + (first_row + 32 * block + r) * y_stride + (strip - strip_begin) * kStripRows;
+  BlockSums* sums(int64_t strip) const { return s.sums + (strip - strip_begin) / 2 * blocks(); }
+
+  void write(int64_t strip) const {
+    for (int r = 0; r < rows; ++r) {
+      const auto& from = sums(strip)[r / 32].of[r / 16 % 2];
+      float* to = y + (first_row + r) * y_stride + (strip - strip_begin) * kStripRows;
       for (int n = 0; n < 2 && strip + n < strip_end; ++n) {
-        store_part(to + kStripRows * n, load(acc[r / 16][n][r % 16]), strip_lanes(w, strip + n));
+        store_part(to + kStripRows * n, load(from[n][r % 16]), strip_lanes(w, strip + n));
       }
     }
   }
 
-  template <int kTiles>
-  void multiply_block(const Place& at, const Slice& now, const Slice& next, int block) const {
-    const int row = first_row + 32 * block;
-    const uint16_t* halves = x.halves + halves_place(w.columns, row, at.column / kHalvesColumns);
-    const int64_t x_tile = halves_place(w.columns, 16, 0) * sizeof(uint16_t);
-    auto* acc = s.acc[(at.strip - strip_begin) / 2 * blocks() + block];
-    const bool last = at.column + now.columns == w.columns;
-    const bool alone = blocks() == 1;  // then the sums stay where they are from slice to slice of a pass
-    if (at.column == at.pass || !alone) load_sums<kTiles>(acc, at.column == 0);
-    multiply_slice<F, kTiles>(now, reinterpret_cast<const uint8_t*>(halves), x_tile, next);
-    if (at.column + kSliceColumns >= pass_end(at) || !alone) store_sums<kTiles>(acc);
-    if (last) write(at.strip, block, acc);
+  SliceProducts products(const Place& at, const Slice& now) const {
+    const uint16_t* halves = x.halves + halves_place(w.columns, first_row, at.column / kHalvesColumns);
+    return {{now.panel[0], now.panel[1]},
+            static_cast<int>(now.groups()),
+            reinterpret_cast<const uint8_t*>(halves),
+            halves_place(w.columns, 16, 0) * static_cast<int64_t>(sizeof(uint16_t)),
+            (rows + 15) / 16,
+            sums(at.strip),
+            at.column == 0};
+  }
+
+  template <class Between>
+  static void fill(const Slice& slice, const Between& between) {
+    for (int n = 0; n < 2; ++n) {
+      if (slice.source[n]) fill_pair_panel<F>(slice.source[n], slice.columns, slice.panel[n], between);
+    }
   }
 
   void run() const {
     Place at = {0, strip_begin, 0};
     int parity = 0;
     Slice now = slice(at, parity);
-    for (int n = 0; n < 2; ++n) {
-      if (now.source[n]) fill_pair_panel<F>(now.source[n], now.columns, now.panel[n], [] {});
-    }
+    fill(now, [](auto) {});
+    TileProducts unit;
     while (!done(at)) {
       const Place following = after(at);
-      const Slice after_now = slice(following, parity ^= 1);
-      Slice next = after_now;
-      for (int block = 0; block < blocks(); ++block) {
-        if (rows - 32 * block > 16) {
-          multiply_block<2>(at, now, next, block);
-        } else {
-          multiply_block<1>(at, now, next, block);
-        }
-        next = {};  // unpacked beside the first block
+      const Slice next = slice(following, parity ^= 1);
+      unit.begin(products(at, now), static_cast<int>(next.steps()));
+      if (unit.single_block()) {
+        fill(next, [&](auto turn) ISTHMUS_INLINE_LAMBDA { unit.product_of(turn); });
+      } else {
+        fill(next, [&](auto) ISTHMUS_INLINE_LAMBDA { unit.some_groups(); });
+      }
+      unit.finish();
+      if (at.column + now.columns == w.columns) {
+        unit.release();
+        write(at.strip);
       }
       at = following;
-      now = after_now;
+      now = next;
     }
+    unit.release();
   }
 };
 

@@ -82,7 +82,7 @@ void gemm_halves(const MatrixView& w, const ActivationView& x, int64_t strip_beg
       widen_halves(x, first_row, rows, k, columns, s);
       for (int64_t strip = strip_begin; strip < strip_end; ++strip) {
         const uint8_t* tiles = tiles_at<F>(w, strip, k);
-        if constexpr (F::policy != Policy::Bf16) fill_pair_panel<F>(tiles, columns, s.panel, [] {});
+        if constexpr (F::policy != Policy::Bf16) fill_pair_panel<F>(tiles, columns, s.panel, [](auto) {});
         const uint8_t* pairs = F::policy == Policy::Bf16 ? tiles : s.panel;
         const int lanes = strip_lanes(w, strip);
         float* out = y + first_row * y_stride + (strip - strip_begin) * kStripRows;

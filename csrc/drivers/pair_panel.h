@@ -22,9 +22,10 @@ template <class F>
 constexpr float kDropped = requires { requires F::exact_in_bf16; } ? 1.0f : 1.00282f;
 
 // One step of a strip; `out` is kPairStepBytes, of which a half step (32 columns) fills the first half.
+// between(Int<0>), .. between(Int<3>): what else is to be done, after each quarter of a whole step.
 // A function of its own: drivers call it from several places, and it is 300 instructions.
-template <class F, class S, int kHalves>
-[[gnu::noinline]] void fill_pairs(const S& step, Int<kHalves>, uint8_t* out) {
+template <class F, class S, int kHalves, class Between>
+[[gnu::noinline]] void fill_pairs(const S& step, Int<kHalves>, uint8_t* out, const Between& between) {
   constexpr int kTo = F::max_code < 128 ? 16 : 8, kGroups = F::scale_columns / 4;
   constexpr float kOne = 1 << (23 - kTo);
   unroll<kHalves * S::kScalesPerHalf>([&](auto i) ISTHMUS_INLINE_LAMBDA {
@@ -51,24 +52,23 @@ template <class F, class S, int kHalves>
       const CodePair u = step.template code_pair<kPair / 4, kPair % 4>();
       write(u.first, out + 256 * kPair);
       write(u.second, out + 256 * kPair + 128);
+      if constexpr (kHalves == 2 && kPair % 2 == 1) between(Int<kPair / 2>{});
     });
   });
 }
 
 // `columns` columns of w from `tiles` on, in steps of kPairStepBytes; the next steps' bytes of w are fetched
-// meanwhile. before(): what else is to be done at each step.
-template <class F, class Before>
+// meanwhile. between: see fill_pairs.
+template <class F, class Between>
 ISTHMUS_INLINE void fill_pair_panel(const uint8_t* tiles, int64_t columns, uint8_t* out,
-                                    const Before& before) {
+                                    const Between& between) {
   if constexpr (F::policy == Policy::Bf16) {  // packed so; a whole step for the last columns
-    before();
     __builtin_memcpy(out, tiles, columns * 32);
     __builtin_memset(out + columns * 32, 0, (columns + 31) / 32 * 1024 - columns * 32);
   } else {
     for_each_step<F>(tiles, columns, [&](const auto& step, auto halves) ISTHMUS_INLINE_LAMBDA {
-      before();
       prefetch_ahead<kStepBytes<F>>(step.share);
-      fill_pairs<F>(step, halves, out);
+      fill_pairs<F>(step, halves, out, between);
       out += kPairStepBytes;
     });
   }
