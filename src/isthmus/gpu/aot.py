@@ -1,0 +1,87 @@
+"""Compiling kernels for a card that is not there: triton needs no GPU for it, and says what a kernel will
+take.
+
+A wrapper is called with meta tensors inside `launch.recorded`; what it would have launched is compiled for
+a compute capability, with the alignments the runtime would have seen. So what is compiled is what wrappers
+ask for, not a second list of kernels and constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from isthmus.gpu.launch import recorded
+
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as one call of a wrapper would start it."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    name: str
+    capability: int
+    shared_bytes: int  # of one program
+    cubin: bytes
+
+
+def launches_of(call: Callable[[], object]) -> list[Launch]:
+    """What `call`, a call of a wrapper with meta tensors, would launch."""
+    found: list[Launch] = []
+    with recorded(lambda *launch: found.append(Launch(*launch))):
+        call()
+    return found
+
+
+def compile_for(launch: Launch, capability: int) -> Compiled:
+    """Compiles for a compute capability (90: 9.0). Raises triton's errors."""
+    signature: dict[str, str] = {}
+    constants = dict(launch.constants)
+    attributes: dict[tuple[int], Any] = {}
+    for index, (name, arg) in enumerate(zip(launch.kernel.arg_names, launch.args, strict=False)):
+        if arg is None or (isinstance(arg, int) and arg == 1):  # triton makes both constants
+            signature[name], constants[name] = "constexpr", arg
+            continue
+        signature[name] = _type_of(arg)
+        if isinstance(arg, Tensor) or (isinstance(arg, int) and arg % 16 == 0):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    options = launch.options | {"enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return Compiled(launch.name, capability, compiled.metadata.shared, compiled.asm["cubin"])
+
+
+def _type_of(arg: Any) -> str:
+    if isinstance(arg, Tensor):
+        return _TYPES[arg.dtype]
+    if isinstance(arg, float):
+        return "fp32"
+    return "i32" if -(2**31) <= arg < 2**31 else "i64"

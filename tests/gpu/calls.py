@@ -1,0 +1,138 @@
+"""One call of every wrapper at the shapes of DeepSeek-V3 and Qwen3-30B-A3B: what a real step launches.
+
+The tensors are meta ones, without memory: a wrapper that read device memory, or sized anything by what is
+in it, would fail here as it would in a CUDA graph's capture. Run as a program, this compiles what the calls
+launch, without a GPU and without the interpreter, for the compute capabilities in its argument.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from isthmus.gpu import aot, decode, experts, linear, mla, prefill, rope, router, rows
+from isthmus.gpu.tiles import PackedMatrix
+
+
+def f32(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.float32, device="meta")
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+
+def i32(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.int32, device="meta")
+
+
+def packed(name: str, experts: int, rows: int, columns: int) -> PackedMatrix:
+    return PackedMatrix.empty(name, experts, rows, columns, "meta")
+
+
+def products(name: str, num_rows: int) -> Callable[[], object]:
+    """q_a of DeepSeek-V3."""
+    return lambda: linear.linear(
+        bf16(num_rows, 7168), packed(name, 1, 1536, 7168), residual=bf16(num_rows, 1536)
+    )
+
+
+def routed(tokens: int) -> Callable[[], object]:
+    """A layer of Qwen3-30B-A3B."""
+    gate, down = packed("q8_0", 128, 768, 2048), packed("q8_0", 128, 2048, 768)
+    x, ids, weights = bf16(tokens, 2048), i32(tokens, 8), f32(tokens, 8)
+    return lambda: experts.experts(x, ids, weights, i32(128), gate, gate, down, residual=x)
+
+
+def gqa_decode() -> object:
+    cache = bf16(100, 4, 64, 128)
+    return decode.decode(bf16(4, 32, 128), cache, cache, i32(4), i32(4), i32(4, 512), 0.1)
+
+
+def gqa_prefill() -> object:
+    cache = bf16(100, 4, 64, 128)
+    return prefill.prefill(bf16(512, 32, 128), cache, cache, i32(3), i32(512), i32(2, 512), 512, 0.1)
+
+
+def mla_chunk() -> object:
+    """A chunk at the end of 4096 keys: two segments."""
+    q, cache, kv_b, out = bf16(512, 128, 192), bf16(100, 64, 576), bf16(128 * 256, 512), bf16(512, 128, 128)
+    return mla.mla_prefill(q, cache, i32(64), i32(512), 4096, kv_b, 128, 0.1, out)
+
+
+def expanded() -> object:
+    made, latents, out = bf16(2048, 128, 256), bf16(2048, 576), bf16(512, 128, 128)
+    carried = prefill.Carried(512, 128, 128, torch.device("meta"))
+    prefill.segment_prefill(
+        bf16(512, 128, 192), made[..., :128], latents[:, 512:], made[..., 128:], i32(512), 0.1, out, carried,
+        first_key=2048, last=False,
+    )  # fmt: skip
+    return out
+
+
+def ropes() -> object:
+    cos, caches = f32(4096, 64), bf16(2, 100, 4, 64, 128)
+    norms = {"q_norm": f32(128), "k_norm": f32(128), "eps": 1e-6}
+    rope.rope_write(bf16(4, 40 * 128), 32, 4, cos, cos, "neox", i32(4), i32(4), *caches, **norms)
+    q, cos = bf16(4, 128, 192)[..., 128:], f32(4096, 32)
+    rope.latent_write(
+        q, q, bf16(4, 576), cos, cos, "norm", i32(4), i32(4), bf16(100, 64, 576), f32(512), 1e-6
+    )
+    return None
+
+
+def row_operators() -> object:
+    x = bf16(4, 7168)
+    rows.rms_norm(x, f32(7168), 1e-6, add=x, summed=x)
+    return rows.act_mul(x, x)
+
+
+def routers() -> object:
+    how = {"scoring": "sigmoid", "groups": 8, "groups_kept": 4, "group_score": "top2_sum", "normalise": True}
+    return router.route(f32(4, 256), 8, bias=f32(256), scale=2.5, **how)  # type: ignore[arg-type]
+
+
+# On every card: every kernel once.
+CALLS: dict[str, Callable[[], object]] = {
+    "linear, 1 row": products("q8_0", 1),
+    "linear, 64 rows": products("q8_0", 64),
+    "dequantise": lambda: linear.dequantise(packed("q8_0", 1, 1536, 7168)),
+    "experts, 512 tokens": routed(512),
+    "MLA decode": lambda: decode.mla_decode(
+        bf16(4, 128, 576), bf16(100, 64, 576), 64, i32(4), i32(4), i32(4, 512), 0.1
+    ),
+    "MLA prefill": expanded,
+    "rope": ropes,
+    "rows": row_operators,
+    "router": routers,
+}
+
+# The same kernels otherwise: on the card with the least shared memory.
+VARIANTS: dict[str, Callable[[], object]] = {
+    "linear, q4_k, 1 row": products("q4_k", 1),
+    "linear, q5_k, 2 rows": products("q5_k", 2),
+    "linear, q6_k, 64 rows": products("q6_k", 64),
+    "dequantise, q6_k": lambda: linear.dequantise(packed("q6_k", 1, 1536, 7168)),
+    "experts, 1 token": routed(1),
+    "GQA decode": gqa_decode,
+    "GQA prefill": gqa_prefill,
+    "MLA prefill, all of it": mla_chunk,
+}
+
+
+def main(capabilities: list[int]) -> None:
+    """Prints [call, kernel, capability, shared bytes] of everything, a line each."""
+    for calls, where in ((CALLS, capabilities), (VARIANTS, capabilities[:1])):
+        for name, call in calls.items():
+            for launch in aot.launches_of(call):
+                for capability in where:
+                    compiled = aot.compile_for(launch, capability)
+                    print(json.dumps([name, compiled.name, capability, compiled.shared_bytes]), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
