@@ -65,13 +65,14 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
     signature: dict[str, str] = {}
     constants = dict(launch.constants)
     attributes: dict[tuple[int], Any] = {}
-    for index, (name, arg) in enumerate(zip(launch.kernel.arg_names, launch.args, strict=False)):
-        if arg is None or (isinstance(arg, int) and arg == 1):  # triton makes both constants
+    for parameter, arg in zip(launch.kernel.params, launch.args, strict=False):
+        name, special = parameter.name, not parameter.do_not_specialize
+        if arg is None or (special and isinstance(arg, int) and arg == 1):  # triton makes both constants
             signature[name], constants[name] = "constexpr", arg
             continue
         signature[name] = _type_of(arg)
-        if isinstance(arg, Tensor) or (isinstance(arg, int) and arg % 16 == 0):
-            attributes[(index,)] = [["tt.divisibility", 16]]
+        if isinstance(arg, Tensor) or (special and isinstance(arg, int) and arg % 16 == 0):
+            attributes[(parameter.num,)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(launch.constants, "constexpr")
     source = ASTSource(launch.kernel, signature, constants, attributes)
     options = launch.options | {"enable_fp_fusion": True}

@@ -170,7 +170,7 @@ def check_rows(sequences: Tensor, positions: Tensor, block_tables: Tensor, rows:
     check_contiguous("block_tables", block_tables)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks"])
 def _decode_split(
     q, keys, values, sequences, positions, block_tables, parts, states, scale, max_blocks,
     q_stride, head_stride,

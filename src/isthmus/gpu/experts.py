@@ -234,7 +234,7 @@ def _product(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _gate_up(
     x, x_quads, words, halfs, bytes, up_words, up_halfs, up_bytes, hidden, pairs, slots, num_pairs, inner,
     columns, x_stride,
@@ -264,7 +264,7 @@ def _gate_up(
         tl.store(hidden + at, value, mask=there[:, None] & (column < inner)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _down(
     x, x_quads, words, halfs, bytes, parts, pairs, slots, num_pairs, n, columns,
     FORMAT: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, HALVES: tl.constexpr,

@@ -25,6 +25,9 @@ def launch(
 ) -> None:
     """Queues kernel[grid](*args, **constants) on the current stream of the tensors' device.
 
+    Numbers that change from step to step are `do_not_specialize` in their kernels: triton would compile
+    anew for a 1 or a multiple of 16, in the middle of a run, and a first launch waits for the whole device.
+
     args: tensors, numbers, or None for a pointer that the constants say is not read. An empty grid is no
     work. Fusing a multiply and an add into one rounding is asked for by name: triton changes its default.
     """

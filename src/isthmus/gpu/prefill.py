@@ -157,7 +157,7 @@ def _launch(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "max_blocks", "first_key", "num_keys"])
 def _prefill(
     q, keys, k_head_stride, k_token_stride, rope_keys, rope_stride, values, v_head_stride, v_token_stride,
     starts, positions, tables, sinks, state, parts, out, scale, num_rows, max_blocks,

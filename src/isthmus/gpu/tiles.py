@@ -12,6 +12,8 @@ from isthmus.formats.spec import FORMATS, FormatSpec, by_name
 STRIP_ROWS = 16  # output rows of a tile
 GPU_FORMATS = ("q8_0", "q4_k", "q5_k", "q6_k")  # what unpack.py knows
 
+_COPY_BYTES = 1 << 26  # at a time
+
 
 @dataclass(frozen=True)
 class PackedMatrix:
@@ -69,8 +71,9 @@ class PackedMatrix:
         out = cls.empty(FORMATS[format_id].name, experts, rows, columns, device)
         if len(tiles) != out.data.numel():
             raise ValueError(f"got {len(tiles)} bytes of tiles; needs {out.data.numel()}")
-        # frombuffer wants writable memory; the bytes are only read
-        out.data.copy_(torch.frombuffer(bytearray(tiles), dtype=torch.uint8))
+        for begin in range(0, len(tiles), _COPY_BYTES):
+            part = bytearray(tiles[begin : begin + _COPY_BYTES])  # torch wants memory it might write to
+            out.data[begin : begin + len(part)] = torch.frombuffer(part, dtype=torch.uint8)
         return out
 
     @property
