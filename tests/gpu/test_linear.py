@@ -44,6 +44,7 @@ def test_few_rows_are_multiplied_in_fp32(name: str, rows: int, outputs: int, col
 @pytest.mark.parametrize("name", GPU_FORMATS)
 @pytest.mark.parametrize(("rows", "outputs", "columns"), [(9, 16, 1280), (70, 70, 256)])
 def test_many_rows_are_multiplied_in_bf16(name: str, rows: int, outputs: int, columns: int) -> None:
+    columns -= 32 if name == "q8_0" else 0  # an odd number of groups: the last step is half empty
     weight, x = random_weight(name, outputs, columns), strided(bf16(rows, columns, seed=1))
     got = linear.linear(x, weight.packed, torch.empty(rows, outputs))
     rounded = x.double() @ weight.values[0].bfloat16().double().T

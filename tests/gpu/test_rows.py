@@ -43,6 +43,14 @@ def test_rms_norm_of_a_sum_is_of_what_was_stored() -> None:
         assert torch.allclose(got, expected, **FP32)
 
 
+def test_sums_in_the_middle_of_two_bf16_go_to_the_even_one() -> None:
+    x = torch.tensor([[1.0, 1.0 + 2**-7, -1.0, 3.0]]).bfloat16()
+    delta = torch.tensor([[2**-8, 2**-8, -(2**-8), 0.0]])
+    summed = torch.empty_like(x)
+    rows.rms_norm(x, torch.ones(4), 1e-5, add=delta, summed=summed)
+    assert summed.tolist() == [[1.0, 1.0 + 2**-6, -1.0, 3.0]]
+
+
 @pytest.mark.parametrize(("activation", "limit"), [("silu", 0.0), ("gelu", 0.0), ("silu", 0.75)])
 def test_activations_are_the_cpus(activation: str, limit: float) -> None:
     joined = randn(2, 2 * 37, seed=0) * 3
