@@ -174,6 +174,17 @@ def test_stream_sets_a_ring_aside_on_both_sides_of_the_bus(qwen: DummySource) ->
     assert all(table.slots() == [-1] * 128 for table in stream.experts.values())
 
 
+def test_experts_in_a_packed_cache_need_no_ram_and_dense_parts_on_the_card_none_either(
+    deepseek: DummySource, qwen: DummySource
+) -> None:
+    made = plan(machine(64, card()), deepseek, RunOptions(), mapped=True)
+    assert (made.strategy, made.mapped_bytes) == ("hybrid", routed_bytes(deepseek))
+    assert made.need_bytes == device(made, "host").scratch_bytes
+    on_card = plan(machine(64, card()), qwen, RunOptions(), mapped=True)
+    assert (on_card.strategy, on_card.mapped_bytes) == ("gpu", 0)
+    assert on_card.need_bytes == device(on_card, "host").scratch_bytes
+
+
 def test_two_cards_share_the_layers_in_contiguous_blocks_by_free_memory(deepseek: DummySource) -> None:
     made = plan(machine(512, card(0, free=12), card(1, free=22)), deepseek, RunOptions())
     first, second, host = made.devices
@@ -189,6 +200,17 @@ def test_two_cards_share_the_layers_in_contiguous_blocks_by_free_memory(deepseek
     assert [d.name for d in one.devices] == ["cuda:1", "host"]
 
 
+def test_a_model_that_fits_two_cards_together_but_no_cut_of_it_is_refused_without_nonsense(
+    qwen: DummySource,
+) -> None:
+    """17.3 GiB of weights on 16.9 + 2.3 GiB, of which each needs 1.1 for its work."""
+    cards = (card(0, free=16.9), card(1, free=2.3))
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        plan(machine(64, *cards), qwen, RunOptions(strategy="gpu"))
+    assert "--strategy hybrid" in str(caught.value)
+    assert "in contiguous blocks of layers" in str(caught.value)
+
+
 def test_cpu_threads_may_stand_in_for_the_gpu(qwen: DummySource) -> None:
     """The split as on a GPU, all of it in RAM: what the tests of the two halves run."""
     made = plan(machine(64), qwen, RunOptions(device="cpu", strategy="hybrid"))
@@ -199,6 +221,10 @@ def test_cpu_threads_may_stand_in_for_the_gpu(qwen: DummySource) -> None:
     }
     assert made.modules == whole.modules
     assert made.weight_bytes == whole.weight_bytes == sum(size(raw) for raw in qwen.tensors.values())
+    on_card = plan(machine(64, card()), qwen, RunOptions(strategy="gpu"))
+    in_ram = plan(machine(64), qwen, RunOptions(device="cpu", strategy="gpu"))
+    context_and_workspace = on_card.devices[0].scratch_bytes - in_ram.devices[0].scratch_bytes
+    assert context_and_workspace == GIB
     two = plan(machine(64), qwen, RunOptions(device="cpu:0,1", strategy="hybrid"))
     assert [d.name for d in two.devices] == ["cpu:0", "cpu:1", "host"]
     assert two.need_bytes <= 64 * GIB

@@ -36,9 +36,7 @@ DEPTH_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Estimate:
-    """decode_tok_s 0: not known, `missing` says what for. seconds: of one token, by what they are spent
-    on.
-    """
+    """decode_tok_s 0: not known, for what `missing` says. seconds: of one token, by their place."""
 
     decode_tok_s: float
     seconds: dict[str, float]

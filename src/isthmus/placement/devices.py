@@ -11,8 +11,7 @@ from isthmus.placement.nvidia import Gpu
 
 # The first whose tensor cores know bf16, and the oldest our kernels are compiled for.
 MIN_CAPABILITY = (8, 0)
-# Torch's CUDA 12 builds run on every driver of that generation, from this one on (minor version
-# compatibility).
+# CUDA 12 runs on every driver of its generation, from this one on (minor version compatibility).
 MIN_DRIVER = (525, 60)
 
 
@@ -48,9 +47,7 @@ def choose_devices(machine: Machine, options: RunOptions) -> tuple[Device, ...]:
 
 
 def why_no_gpu(machine: Machine, options: RunOptions) -> str:
-    """Why `choose_devices` found no GPU where there is one; empty if there is none, or none was looked
-    for.
-    """
+    """Why `choose_devices` took no GPU where there is one; empty if none is there or was looked for."""
     if options.strategy == "cpu" or options.devices or not machine.gpus:
         return ""
     try:

@@ -6,6 +6,8 @@ finds the split and the context that fits, and refuses with the numbers if there
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from isthmus.config import BLOCK_TOKENS
 from isthmus.errors import NotEnoughMemoryError
 from isthmus.placement.devices import Device
@@ -25,12 +27,12 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     ring: memory for streaming experts is set aside. Without `experts` they stand on the host.
     Raises NotEnoughMemoryError.
     """
-    mapped = job.mapped_bytes > 0  # then the experts are
     host_experts = 0 if experts else job.parts.expert_bytes
+    mapped = host_experts if job.mapped_bytes else 0
     host_scratch = job.process_bytes + (job.ring_bytes if ring and job.on_gpu else 0)
     reserve = job.step_bytes + (job.ring_bytes if ring else 0)
     reserve += CONTEXT_BYTES + WORKSPACE_BYTES if job.on_gpu else 0
-    left = job.ram_bytes - host_scratch - (0 if mapped else host_experts)
+    left = job.ram_bytes - host_scratch - (host_experts - mapped)
     if left < 0:
         raise _host_refusal(job, host_experts, host_scratch)
     free = [_free_bytes(device, left, len(job.devices)) for device in job.devices]
@@ -38,7 +40,8 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     num_blocks, blocks = layout.longest()
     if blocks is None:
         raise _refusal(job, layout, reserve, free)
-    return layout.placement(num_blocks, blocks, reserve, free, host_experts, host_scratch)
+    host = DevicePlan(HOST, (0, 0), 0, host_experts, 0, host_scratch, job.ram_bytes)
+    return replace(layout.placement(num_blocks, blocks, reserve, free, host), mapped_bytes=mapped)
 
 
 def _free_bytes(device: Device, ram_left: int, sharing: int) -> int:
@@ -80,9 +83,10 @@ class _Layout:
         split = self.split(wanted)
         if split is not None or not self._job.may_shrink:
             return wanted, split
-        return self._search(1, wanted)
+        return self.search(1, wanted)
 
-    def _search(self, fits: int, too_long: int) -> tuple[int, list[range] | None]:
+    def search(self, fits: int, too_long: int) -> tuple[int, list[range] | None]:
+        """The most blocks from `fits` up to below `too_long` for which there is a split."""
         if self.split(fits) is None:
             return fits, None
         while too_long - fits > 1:
@@ -91,13 +95,7 @@ class _Layout:
         return fits, self.split(fits)
 
     def placement(
-        self,
-        num_blocks: int,
-        blocks: list[range],
-        reserve: int,
-        free: list[int],
-        host_experts: int,
-        host_scratch: int,
+        self, num_blocks: int, blocks: list[range], reserve: int, free: list[int], host: DevicePlan
     ) -> Placement:
         job, kv = self._job, self._job.parts.kv_layer_bytes
         owner = {layer: i for i, block in enumerate(blocks) for layer in block}
@@ -127,7 +125,6 @@ class _Layout:
             ),
             default=num_blocks * BLOCK_TOKENS,
         )
-        host = DevicePlan(HOST, (0, 0), 0, host_experts, 0, host_scratch, job.ram_bytes)
         modules = {part.path: names[self._device_of(part, owner)] for part in job.parts.dense}
         tables = {}
         for layer, part in job.parts.experts.items():
@@ -164,11 +161,13 @@ def _refusal(job: Job, layout: _Layout, reserve: int, free: list[int]) -> NotEno
     weights = sum(layout.weights) + layout.first + layout.last
     experts, cache = sum(layout.expert_bytes.values()), tokens * job.parts.kv_token_bytes
     need = weights + experts + cache + reserve * len(free)
-    shorter, fitting = layout._search(1, max(2, -(-tokens // BLOCK_TOKENS)))
+    shorter, fitting = layout.search(1, max(2, -(-tokens // BLOCK_TOKENS)))
     if fitting is not None:
         remedy = f"a shorter context: {shorter * BLOCK_TOKENS} tokens fit (--ctx)"
     elif experts:
         remedy = "--strategy hybrid, which keeps the experts in RAM"
+    elif need <= sum(free):
+        remedy = "fewer devices with more memory each, or --strategy cpu: no cut between layers fits these"
     else:
         smaller = f"a quantisation {need / max(1, sum(free)):.1f} times smaller"
         remedy = f"{smaller}, {(need - sum(free)) / GIB:.1f} GiB more, or --strategy cpu"

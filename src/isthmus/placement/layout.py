@@ -1,6 +1,4 @@
-"""What a strategy is given and what it answers, as data: the job, and modules, experts and cache in their
-places.
-"""
+"""What a strategy is given, and what it answers: modules, experts and cache in their places. Data only."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class Job:
     may_shrink: bool  # a shorter context is better than none
     step_bytes: int  # activations of a step and logits
     process_bytes: int
-    mapped_bytes: int = 0  # of the weights, pages of a packed cache: under cpu all matrices
+    mapped_bytes: int = 0  # of all matrices if they are pages of a packed cache, which need no memory
     profile: Profile | None = None
 
     @property
@@ -93,4 +91,5 @@ class Placement:
     devices: tuple[DevicePlan, ...]
     num_blocks: int  # of the cache, BLOCK_TOKENS each
     tokens_fit: int  # at most, beside the weights
+    mapped_bytes: int = 0  # of the weights on the host, pages of a packed cache
     notes: tuple[str, ...] = ()

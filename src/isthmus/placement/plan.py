@@ -1,5 +1,4 @@
-"""The plan: where each part of a model goes on a machine, what it takes, and how long its context may be.
-Pure.
+"""The plan: where each part of a model goes, what it takes, and how long its context may be. Pure.
 
 Made from the file's header, so a model that does not fit is refused before any weight is read.
 """
@@ -30,9 +29,7 @@ PROCESS_BYTES = GIB // 2
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes by purpose and by device, and what they allow. Totals count all devices, `need_bytes` RAM
-    alone.
-    """
+    """Bytes by purpose and by device, and what they allow. Totals count all devices, `need_bytes` RAM."""
 
     context_tokens: int  # of one request
     threads: int
@@ -130,15 +127,15 @@ def plan(
         profile=profile,
     )
     if mapped:
-        on_cpu = weight_bytes(source, exact_batching=options.exact_batching) - vector_bytes(source)
-        job = replace(job, mapped_bytes=parts.expert_bytes if job.devices else on_cpu)
+        matrices = weight_bytes(source, exact_batching=options.exact_batching) - vector_bytes(source)
+        job = replace(job, mapped_bytes=matrices)
     job, placed, notes = _place(job, options)
     fallback = why_no_gpu(machine, options)
     return Plan(
         context_tokens=min(job.wanted_tokens, placed.num_blocks * BLOCK_TOKENS),
         threads=options.threads or machine.cores,
         weight_bytes=sum(device.weight_bytes + device.expert_bytes for device in placed.devices),
-        mapped_bytes=job.mapped_bytes,
+        mapped_bytes=placed.mapped_bytes,
         decode_weight_bytes=decode_weight_bytes(source),
         kv_token_bytes=parts.kv_token_bytes,
         num_blocks=placed.num_blocks,

@@ -86,7 +86,8 @@ def _key_share(metadata: Metadata) -> float:
 
 def gpu_bytes(tensor: RawTensor, source: WeightSource) -> int:
     """The same on a GPU. The halves of kv_b are bf16 there whatever the file holds: absorbed into products
-    with a head's queries and outputs, their blocks would run along the wrong axis."""
+    with a head's queries and outputs, their blocks would run along the wrong axis.
+    """
     layer, _, name = tensor.name.rpartition("attn_")
     if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
         return 4 * prod(tensor.shape)

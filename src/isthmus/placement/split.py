@@ -1,6 +1,4 @@
-"""Layers over several devices: contiguous blocks, so that one activation crosses each boundary. Pure
-numbers.
-"""
+"""Layers over several devices: contiguous blocks, so that one activation crosses each boundary. Pure."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ class GroupedShape:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentShape:
-    """DeepSeek's latent attention with shared experts, the first layers dense. q_lora 0: q has no low
-    rank.
-    """
+    """DeepSeek's latent attention with shared experts, the first layers dense. q_lora 0: q is one matrix."""
 
     layers: int
     hidden: int
