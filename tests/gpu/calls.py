@@ -11,10 +11,11 @@ import json
 import sys
 from collections.abc import Callable
 
+import aot
 import torch
 from torch import Tensor
 
-from isthmus.gpu import aot, decode, experts, linear, mla, prefill, rope, router, rows
+from isthmus.gpu import activation, decode, experts, linear, mla, prefill, rope, router, rows
 from isthmus.gpu.tiles import PackedMatrix
 
 
@@ -88,7 +89,7 @@ def ropes() -> object:
 def row_operators() -> object:
     x = bf16(4, 7168)
     rows.rms_norm(x, f32(7168), 1e-6, add=x, summed=x)
-    return rows.act_mul(x, x)
+    return activation.act_mul(x, x)
 
 
 def routers() -> object:
@@ -114,7 +115,7 @@ CALLS: dict[str, Callable[[], object]] = {
 # The same kernels otherwise: on the card with the least shared memory.
 VARIANTS: dict[str, Callable[[], object]] = {
     "linear, q4_k, 1 row": products("q4_k", 1),
-    "linear, q5_k, 2 rows": products("q5_k", 2),
+    "linear, q5_k, 9 rows": products("q5_k", 9),
     "linear, q6_k, 64 rows": products("q6_k", 64),
     "dequantise, q6_k": lambda: linear.dequantise(packed("q6_k", 1, 1536, 7168)),
     "experts, 1 token": routed(1),

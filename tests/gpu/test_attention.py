@@ -74,9 +74,9 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "options"), VARIANTS)
 def test_decode(heads: int, kv_heads: int, dim: int, options: dict[str, Any]) -> None:
-    """Lengths of one key, a whole block, and three blocks: some splits have no key."""
-    rows = [(0, 0), (1, 63), (2, 129), (2, 65)]
-    paged = Paged([1, 64, 130], kv_heads, dim, dim)
+    """Lengths of one key, a whole block, and six blocks: two splits, or one of the six."""
+    rows = [(0, 0), (1, 63), (2, 329), (2, 65)]
+    paged = Paged([1, 64, 330], kv_heads, dim, dim)
     window, sinks = options.get("window", 0), randn(heads, seed=50) if "sinks" in options else None
     wide = randn(len(rows), heads, dim + 8, seed=40)  # heads inside wider ones, as after a joined projection
     q, scale = wide[..., :dim], dim**-0.5
@@ -90,7 +90,7 @@ def test_decode(heads: int, kv_heads: int, dim: int, options: dict[str, Any]) ->
 
 
 def test_a_decode_does_not_depend_on_its_batch() -> None:
-    paged, q, rows = Paged([70, 130], 1, 16, 16), bf16(2, 2, 16, seed=40), [(1, 129), (0, 69)]
+    paged, q, rows = Paged([70, 330], 1, 16, 16), bf16(2, 2, 16, seed=40), [(1, 329), (0, 69)]
     both = decode.decode(q, paged.keys, paged.values, *indices(rows), paged.tables, 0.25)
     alone = decode.decode(q[:1], paged.keys, paged.values, *indices(rows[:1]), paged.tables, 0.25)
     assert torch.equal(both[:1], alone)
@@ -140,8 +140,8 @@ class Latents:
 
 
 def test_mla_decode_is_attention_over_the_keys_of_every_head() -> None:
-    rows = [(0, 0), (1, 64), (1, 129)]
-    latents, q = Latents([1, 130]), randn(3, HEADS, NOPE + ROPE, seed=70)
+    rows = [(0, 0), (1, 64), (1, 329)]
+    latents, q = Latents([1, 330]), randn(3, HEADS, NOPE + ROPE, seed=70)
     carried = torch.einsum("thn,hnl->thl", q[..., :NOPE], latents.up[:, :NOPE].float())
     absorbed = torch.cat([carried, q[..., NOPE:]], -1)
     for attend, tolerance in ((reference.mla_decode, FP32), (decode.mla_decode, BF16)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu.kit import Weight, bf16, randn, random_weight, relative_error
-from isthmus.gpu import experts, reference
+from isthmus.gpu import experts, grouping, reference
 
 FEW = 2.5e-3  # the hidden is rounded to bf16: 2^-9 / sqrt(3) = 1.1e-3 in the mean
 MANY = 6e-3  # and so are the weights of three products: sqrt(4) times that, and the gate's slope
@@ -93,7 +93,7 @@ def test_a_dense_ffn_takes_every_row(tokens: int, activation: str, limit: float)
 @pytest.mark.parametrize(("pairs", "num_slots", "block"), [(1, 1, 16), (40, 3, 4), (40, 50, 16), (5, 2, 16)])
 def test_groups_hold_every_pair_once_in_order(pairs: int, num_slots: int, block: int) -> None:
     slots = torch.randint(-1, num_slots, (pairs,), generator=torch.Generator().manual_seed(pairs)).int()
-    rows, block_slots = experts.group_rows(slots, num_slots, block)
+    rows, block_slots = grouping.group_rows(slots, num_slots, block)
     assert len(rows) == block * len(block_slots)
     found: dict[int, list[int]] = {}
     for row, slot in zip(rows.view(-1, block).tolist(), block_slots.tolist(), strict=True):

@@ -29,8 +29,8 @@ def test_every_check_runs_and_a_wrong_kernel_fails_it(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All but one kernel as they are; the one is off by an eighth."""
-    right = script.rows.act_mul
-    monkeypatch.setattr(script.rows, "act_mul", lambda *args: right(*args) * 1.125)
+    right = script.activation.act_mul
+    monkeypatch.setattr(script.activation, "act_mul", lambda *args: right(*args) * 1.125)
     facts = tmp_path / "facts.json"
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--quick", "--device", "cpu", "--json", str(facts)])
     assert script.main() == 1

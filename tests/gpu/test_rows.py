@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu.kit import bf16, randn, strided
+from isthmus.gpu import activation as activations
 from isthmus.gpu import reference_rows as reference
 from isthmus.gpu import rows
 from isthmus.native import rows as native
@@ -67,7 +68,7 @@ def test_activations_are_the_cpus(activation: str, limit: float) -> None:
         limit=limit,
         **strides,
     )  # type: ignore[arg-type]
-    for act in (rows.act_mul, reference.act_mul):
+    for act in (activations.act_mul, reference.act_mul):
         got = act(gate, up, torch.empty(2, 37), activation=activation, limit=limit)
         assert torch.allclose(got, expected, rtol=2e-6, atol=1e-6)
 
@@ -98,4 +99,4 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"weight is .*\(7,\).*needs torch.float32 \[8\]"):
         rows.rms_norm(x, torch.ones(7), 1e-5)
     with pytest.raises(ValueError, match="activation must be one of silu, gelu, got 'relu'"):
-        rows.act_mul(x, x, activation="relu")
+        activations.act_mul(x, x, activation="relu")

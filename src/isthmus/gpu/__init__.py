@@ -9,7 +9,9 @@ builds of torch; so nothing outside this package imports one at its top level.
     products     the two inner loops over packed weights: few rows (fp32 fma), many rows (bf16 tensor cores)
     linear       out = W x + bias + residual, and dequantisation
     experts      routed experts that are resident: rows grouped by slot, SwiGLU, weighted sum in fixed order
-    rows         RMS norm with residual, gated activations
+    grouping     pairs of a step by slot, without waiting for the device
+    rows         RMS norm with residual, weighted sums
+    activation   of a gated FFN
     rope         head norms, rotation and cache writes in one pass
     router       scores, groups, top k
     decode       attention of single rows over a paged cache, keys split over programs (GQA and absorbed MLA)

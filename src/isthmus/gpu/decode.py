@@ -3,7 +3,7 @@
 A row's keys are dealt to SPLITS programs, each of which builds a softmax state; a second kernel merges the
 states in order. The number of splits follows from the cache's shape and a split's share from the row's own
 length, so a row's bits depend on neither the other rows nor the batch; grid and memory are fixed, as a CUDA
-graph needs it.
+graph needs it. A split that a short row does not need costs two numbers.
 
 GQA and absorbed MLA are the same code. GQA: a program has the query heads of one kv head. MLA: all heads
 share one kv head, whose value is the first part of its key; a program has 16 of them, and the 512 values of
@@ -25,7 +25,8 @@ from isthmus.gpu.softmax import LOG2_E, attend, load_bf16
 MAX_SPLITS = 64
 
 _FLOATS = (torch.bfloat16, torch.float32)
-_PROGRAMS = 256  # a row should give at least these, at 100 and more processors
+_PROGRAMS = 256  # of a long row: two for each of some 100 processors
+_LEAST_BLOCKS = 4  # of a split: 256 keys. A state of MLA's 16 heads is 32 KB, as much as 28 keys
 
 
 def decode(
@@ -134,6 +135,7 @@ def _decode(
         SHARED=values is None,
         WINDOW=window,
         SPLITS=splits,
+        LEAST=_LEAST_BLOCKS,
         BLOCK_TOKENS=BLOCK_TOKENS,
         STEP=32 if values is None else 64,
         warps=4,
@@ -176,7 +178,8 @@ def _decode_split(
     q_stride, head_stride,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr, ROPE: tl.constexpr, ROPE_BLOCK: tl.constexpr, SHARED: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, STEP: tl.constexpr,
+    WINDOW: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
     """Program (row, heads of a kv head, split): a softmax state of HEAD_BLOCK heads over the split's keys."""
     WIDTH: tl.constexpr = DIM + ROPE
@@ -190,7 +193,7 @@ def _decode_split(
     length = tl.load(positions + row) + 1
     first_key = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else length * 0
     first_block, end_block = first_key // BLOCK_TOKENS, tl.cdiv(length, BLOCK_TOKENS)
-    share = tl.cdiv(end_block - first_block, SPLITS)
+    share = tl.maximum(tl.cdiv(end_block - first_block, SPLITS), LEAST)
     begin = first_block + split * share
     end = tl.minimum(begin + share, end_block)
     table = block_tables + tl.load(sequences + row).to(tl.int64) * max_blocks
@@ -222,7 +225,8 @@ def _decode_split(
     place = (row * (KV_HEADS * GROUP) + head) * SPLITS + split
     tl.store(states + place * 2, m, mask=member < GROUP)
     tl.store(states + place * 2 + 1, total, mask=member < GROUP)
-    tl.store(parts + place[:, None] * DIM + d[None, :], o, mask=there & (d < DIM)[None, :])
+    has_keys = d < tl.where(begin < end, DIM, 0)  # a split without keys leaves its state alone to say so
+    tl.store(parts + place[:, None] * DIM + d[None, :], o, mask=there & has_keys[None, :])
 
 
 @triton.jit
@@ -247,6 +251,7 @@ def _merge(
     acc = tl.zeros([DIM_BLOCK], tl.float32)
     for i in range(SPLITS):
         weight = tl.exp2(tl.load(states + (place + i) * 2) - highest)
-        acc += weight * tl.load(parts + (place + i) * DIM + d, mask=d < DIM, other=0.0)
+        has_keys = d < tl.where(weight > 0, DIM, 0)
+        acc += weight * tl.load(parts + (place + i) * DIM + d, mask=has_keys, other=0.0)
     to = out + row * out_stride + head * head_stride + d
     tl.store(to, rounded_for(out, acc / total), mask=d < DIM)

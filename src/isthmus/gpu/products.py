@@ -8,7 +8,8 @@ Both take `strips` neighbouring strips (16 output rows each) from pointers that 
 and walk `STEP` groups of 8 words of each row a step. x is bf16: its rows are read 4 columns at once, as
 8-byte words (x as int64 [rows, K / 4] views), which `few` takes apart in registers.
 
-A row's result depends on that row and the weights alone: no product sees another row.
+No product sees another row: within one kernel (row counts up to 1, 2, 4, 8; 16; 32; more) a row's result
+depends on that row and the weights alone.
 """
 
 from __future__ import annotations
