@@ -153,8 +153,11 @@ def mla_prefill(
     nope: int,
     scale: float,
     out: Tensor,
+    *,
+    segment_tokens: int = 0,
 ) -> Tensor:
-    """As mla.mla_prefill: absorbed, which is the same formula, so an oracle of the expanded form."""
+    """As mla.mla_prefill, in one segment whatever is asked for: absorbed, which is the same formula, so an
+    oracle of the expanded form."""
     (heads, width), latent = q.shape[1:], kv_b.shape[1]
     up = kv_b.float().view(heads, -1, latent)
     carried = torch.einsum("thn,hnl->thl", q[..., :nope].float(), up[:, :nope])
