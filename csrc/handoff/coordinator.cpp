@@ -40,11 +40,14 @@ void keep_forever(std::shared_ptr<Coordinator> coordinator) {
   kept->push_back(std::move(coordinator));
 }
 
-// Watching costs a cpu. While experts are computed all of the pool's threads are busy, so there must be one
-// more.
-int64_t spin_us() {
-  const bool room = ThreadPool::instance().num_threads() < this_machine().usable_cpus();
-  return room ? tuning::kSpinUs : 0;
+// While experts are computed, or the caller computes, all of the pool's threads are busy: a thread that
+// watches needs a cpu more.
+bool may_spin() { return ThreadPool::instance().num_threads() < this_machine().usable_cpus(); }
+
+// How long to watch for what took last_ns last time. Watching in vain takes cycles from a neighbour on the
+// same core.
+int64_t spin_us(int64_t last_ns) {
+  return may_spin() && last_ns < tuning::kSpinUs * 1000 ? tuning::kSpinUs : 0;
 }
 
 }  // namespace
@@ -52,9 +55,9 @@ int64_t spin_us() {
 std::shared_ptr<Coordinator> Coordinator::start(std::shared_ptr<Slots> slots, std::shared_ptr<Work> work,
                                                 std::shared_ptr<Records> records, Mode mode,
                                                 int64_t timeout_ns) {
+  (void)ThreadPool::instance();  // so that its child handler comes before ours
   static const int once = pthread_atfork(nullptr, nullptr, all_children_after_fork);
   (void)once;
-  (void)ThreadPool::instance();  // its child handler comes first, and its threads stand where they should
   std::shared_ptr<Coordinator> self(
       new Coordinator(std::move(slots), std::move(work), std::move(records), mode, timeout_ns));
   {
@@ -194,7 +197,13 @@ void Coordinator::child_after_fork() {
 }
 
 void Coordinator::restart_after_fork() {
-  if (lost_in_fork_.exchange(false)) start_threads();
+  if (!lost_in_fork_.exchange(false)) return;
+  try {
+    start_threads();
+  } catch (...) {
+    lost_in_fork_ = true;
+    throw;
+  }
 }
 
 // ----------------------------------------------------------------------------------------- submissions
@@ -210,7 +219,7 @@ void Coordinator::submit(Slot& slot, const Submission& submission) {
 bool Coordinator::await(Slot& slot) {
   const auto finished = [&] { return slot.finished(); };
   const int64_t begin = now_ns();
-  if (!slot.spinner.watch(spin_us(), finished)) {
+  if (!slot.spinner.watch(spin_us(slot.took_ns.load()), finished)) {
     int64_t patience = timeout_ns_;
     while (!slot.waiter.sleep_for(patience, finished)) {
       give_up(slot, too_late());
@@ -279,6 +288,7 @@ bool Coordinator::serve(Slot& slot) {
   const Submission submission = Submission::of(word);
   records_->submitted(submission.rows);
   const int64_t begin = now_ns();
+  last_gap_ns_ = begin - last_served_ns_;
   std::string text;
   bool failed = false;
   try {
@@ -293,6 +303,7 @@ bool Coordinator::serve(Slot& slot) {
   }
   const int64_t end = now_ns();
   records_->counters.experts_ns += end - begin;
+  slot.took_ns.store(end - begin);
   const int64_t submitted_ns = slot.submitted_ns.load();
   if (submitted_ns != 0) {
     records_->event({submission.layer, slot.index, HandoffPhase::Queue, submitted_ns, begin});
@@ -321,11 +332,11 @@ bool Coordinator::any_ready() {
 void Coordinator::rest() {
   const auto called = [&] { return stop_.load() || any_ready(); };
   if (mode_ == Mode::Told) {
-    if (!spinner_.watch(spin_us(), called)) server_.bed.sleep_for(kUntilTold, called);
+    if (!spinner_.watch(spin_us(last_gap_ns_), called)) server_.bed.sleep_for(kUntilTold, called);
     return;
   }
   const int64_t idle_ns = now_ns() - last_served_ns_;
-  const int64_t hot_us = spin_us() == 0 ? 0 : std::max<int64_t>(0, tuning::kHotPollUs - idle_ns / 1000);
+  const int64_t hot_us = may_spin() ? std::max<int64_t>(0, tuning::kHotPollUs - idle_ns / 1000) : 0;
   if (spinner_.watch(hot_us, called)) return;
   server_.bed.sleep_for(std::clamp(idle_ns / 8, tuning::kMinNapNs, tuning::kMaxNapNs), called);
 }

@@ -120,8 +120,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
 
   // The server's own.
   Spinner spinner_;
-  int expected_ = 0;  // the slot that is looked at first
-  int64_t last_served_ns_ = 0;
+  int expected_ = 0;                              // the slot that is looked at first
+  int64_t last_served_ns_ = 0, last_gap_ns_ = 0;  // gap: from the last result to the submission after it
 };
 
 }  // namespace isthmus

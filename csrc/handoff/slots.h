@@ -89,6 +89,7 @@ struct Slot {
   std::atomic<uint64_t> claim{0};
   std::atomic<uint64_t> current{0};      // the ready word of the submission taken last
   std::atomic<int64_t> submitted_ns{0};  // when it was submitted, where host code knows
+  std::atomic<int64_t> took_ns{0};       // the work of the submission before
   Parking waiter;                        // who waits for done, or for the end of work given up
   bool running() const { return claim.load() % kStates != kIdle; }
   bool finished() const { return done->load() != 0; }
