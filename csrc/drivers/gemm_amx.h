@@ -24,7 +24,8 @@ constexpr int kAccBlocks = 48;
 constexpr int kMostRows = 512;  // of x at a time
 // x of one pass over the strips: it is read again for every two of them, from the second cache.
 constexpr int64_t kPassBytes = 640 << 10;
-constexpr int kSliceColumns = 512;
+constexpr int kSliceColumns = 512;       // at most
+constexpr int kShortSliceColumns = 256;  // of up to 32 rows
 
 struct GemmScratch {
   uint8_t panel[2][2][kSliceColumns / 64 * kPairStepBytes];  // [parity of the slice][strip]
@@ -62,6 +63,7 @@ struct GemmCall {
   };
 
   int blocks() const { return (rows + 31) / 32; }
+  int64_t slice_columns() const { return blocks() == 1 ? kShortSliceColumns : kSliceColumns; }
   int64_t pass_columns() const {
     const int64_t fit = kPassBytes / (rows * int64_t{sizeof(uint16_t)}) / kSliceColumns * kSliceColumns;
     return fit < kSliceColumns ? kSliceColumns : fit;
@@ -72,7 +74,7 @@ struct GemmCall {
   }
   bool done(const Place& at) const { return at.pass >= w.columns; }
   Place after(Place at) const {
-    at.column += kSliceColumns;
+    at.column += slice_columns();
     if (at.column < pass_end(at)) return at;
     at.strip += 2;
     if (at.strip >= strip_end) at = {pass_end(at), strip_begin, 0};
@@ -82,8 +84,8 @@ struct GemmCall {
 
   Slice slice(const Place& at, int parity) const {
     if (done(at)) return {};
-    const int64_t rest = w.columns - at.column;
-    Slice slice = {{tiles_at<F>(w, at.strip, at.column)}, rest < kSliceColumns ? rest : kSliceColumns, {}};
+    const int64_t rest = w.columns - at.column, most = slice_columns();
+    Slice slice = {{tiles_at<F>(w, at.strip, at.column)}, rest < most ? rest : most, {}};
     if (at.strip + 1 < strip_end) slice.source[1] = tiles_at<F>(w, at.strip + 1, at.column);
     for (int n = 0; n < 2; ++n) slice.panel[n] = s.panel[parity][slice.source[n] ? n : 0];
     return slice;

@@ -7,6 +7,10 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+// Where the core's other hyperthread is busy, products right behind each other take 28 ns each instead of 21
+// with other instructions between them; alone on the core 6.4 ns either way.
+ISTHMUS_INLINE void rest() { __asm__ volatile(".rept 16\n\tnop\n\t.endr"); }
+
 constexpr int kTileSteps = 8;  // 32 KB of operands
 static_assert(kTileSteps * 4 * 1024 <= kLimitScratchBytes);
 
@@ -22,11 +26,15 @@ static_assert(kTileSteps * 4 * 1024 <= kLimitScratchBytes);
         const uint8_t* x = scratch + 4096 * step;      \
         _tile_loadd(4, x, 64);                         \
         _tile_loadd(6, x + 2048, 64);                  \
+        rest();                                        \
         product(0, 4, 6);                              \
+        rest();                                        \
         _tile_loadd(7, x + 3072, 64);                  \
         product(1, 4, 7);                              \
         _tile_loadd(5, x + 1024, 64);                  \
+        rest();                                        \
         product(2, 5, 6);                              \
+        rest();                                        \
         product(3, 5, 7);                              \
       }                                                \
     }                                                  \

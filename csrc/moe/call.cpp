@@ -18,7 +18,7 @@ int64_t Call::grain(int64_t items, int64_t item_bytes) const {
 
 int64_t Call::strips_per_item(int64_t strips, int64_t least) const {
   const int64_t fair = strips / (pool.num_threads() * tuning::kItemsPerThread);
-  return std::clamp(fair, least, tuning::kMaxStrips);
+  return std::clamp(fair, least, tuning::kMaxStrips) / least * least;
 }
 
 }  // namespace isthmus

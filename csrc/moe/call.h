@@ -53,7 +53,8 @@ class Call {
 
   // Items of a job so that each of its threads gets several, but an item is worth starting.
   int64_t grain(int64_t items, int64_t item_bytes) const;
-  // Strips of an item of a product over `strips`: fewer when there are not enough items for every thread.
+  // Strips of an item of a product over `strips`, a multiple of `least` (a GEMM's panel: an odd strip costs
+  // as much as two); fewer when there are not enough items for every thread.
   int64_t strips_per_item(int64_t strips, int64_t least) const;
 
  private:

@@ -228,7 +228,8 @@ void Experts::down(Call& call, const ExpertsArgs& args) const {
   const int64_t width = hidden(), places = num_places(args, shared_.gate != nullptr);
   const int64_t fit = tuning::kPartialBytes / (places * kStripRows * static_cast<int64_t>(sizeof(float)));
   const int64_t least = any_gemm ? tuning::kMinGemmStrips : 1;
-  const int64_t step = std::clamp(fit, least, call.strips_per_item(num_strips(width), least));
+  const int64_t most = call.strips_per_item(num_strips(width), least);
+  const int64_t step = std::clamp(fit / least * least, least, most);
   const int64_t stride = step * kStripRows;
   const int64_t partial_floats = places * stride;
   std::vector<int64_t>& items = call.work.items;

@@ -37,7 +37,7 @@ inline constexpr int64_t kGroupMinRows = 64;
 // Nor are they larger: an item keeps the outputs of all its rows.
 inline constexpr int64_t kGroupMaxRows = 512;
 // Per-worker room for the partial outputs of the down projection in prefill ([rows][columns] floats).
-inline constexpr int64_t kPartialBytes = 768 << 10;
+inline constexpr int64_t kPartialBytes = 1 << 20;
 // A work item of a product reads about this many weight bytes (10 us at 10 GB/s), fewer when there are not
 // kItemsPerThread items for every thread.
 inline constexpr int64_t kItemBytes = 128 << 10;
