@@ -96,6 +96,23 @@ def test_a_decode_does_not_depend_on_its_batch() -> None:
     assert torch.equal(both[:1], alone)
 
 
+@pytest.mark.parametrize("sinks", [None, torch.ones(2)])
+def test_a_row_at_position_minus_one_is_nobodys(sinks: Tensor | None) -> None:
+    paged, q, rows = Paged([3], 1, 16, 16), bf16(2, 2, 16, seed=40), [(0, 2), (0, -1)]
+    for attend in (decode.decode, reference.decode):
+        got = attend(q, paged.keys, paged.values, *indices(rows), paged.tables, 0.25, sinks=sinks)
+        assert torch.equal(got[1], torch.zeros(2, 16, dtype=torch.bfloat16))
+        assert got[0].isfinite().all()
+
+
+def test_what_is_not_a_number_shows() -> None:
+    paged, q = Paged([3], 1, 16, 16), bf16(1, 2, 16, seed=40)
+    q[0, 1] = float("nan")
+    got = decode.decode(q, paged.keys, paged.values, *indices([(0, 2)]), paged.tables, 0.25)
+    assert got[0, 1].isnan().all()
+    assert got[0, 0].isfinite().all()
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "options"), VARIANTS)
 def test_prefill(heads: int, kv_heads: int, dim: int, options: dict[str, Any]) -> None:
     """A chunk after 60 cached keys, a sequence without rows, a whole prompt of 70 rows in two programs."""

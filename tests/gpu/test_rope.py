@@ -98,6 +98,25 @@ def test_latent_write_is_the_cpus(style: Any) -> None:
             assert torch.allclose(got, expected, **CLOSE)
 
 
+def test_a_row_at_position_minus_one_is_nobodys() -> None:
+    """Padding of a batch bucket: its slot may be anything, and nothing of it is read or written."""
+    cos, sin = tables(4)
+    positions, slots = torch.tensor([3, -1], dtype=torch.int32), torch.tensor([3, -99], dtype=torch.int32)
+    for write in (rope.rope_write, reference.rope_write):
+        qkv, caches = randn(2, 24, seed=0), torch.zeros(2, 1, 1, BLOCK_TOKENS, 8)
+        before = qkv.clone()
+        write(qkv, 1, 1, cos, sin, "neox", positions, slots, *caches)
+        assert torch.equal(qkv[1], before[1])
+        assert not torch.equal(qkv[0], before[0])
+        assert caches.abs().sum((0, 1, 2, 4)).nonzero().tolist() == [[3]]
+    for write in (rope.latent_write, reference.latent_write):
+        q, cache = randn(2, 2, 8, seed=0), torch.zeros(1, BLOCK_TOKENS, 24)
+        before = q.clone()
+        write(q, q, randn(2, 24, seed=1), cos, sin, "norm", positions, slots, cache, torch.ones(16), 1e-5)
+        assert torch.equal(q[1], before[1])
+        assert cache.abs().sum((0, 2)).nonzero().tolist() == [[3]]
+
+
 def test_mistakes_are_named() -> None:
     cos, sin = tables(5)
     caches = torch.zeros(2, 3, 1, BLOCK_TOKENS, 8)

@@ -46,9 +46,10 @@ def decode(
 
     q: bf16 or fp32 [T, heads, dim], any strides of rows and heads; keys, values: bf16 [blocks, kv_heads,
     64, dim]; sequences, positions: int32 [T]; block_tables: int32 [S, max_blocks], of which entries past a
-    row's position may hold anything. out: bf16 or fp32 [T, heads, dim], rows and heads strided at will;
-    None makes a bf16 one. window: a row sees its last `window` keys, itself included (0: all). sinks: fp32
-    [heads], logits that take weight and give no value.
+    row's position may hold anything; a row at position -1 is nobody's (padding of a batch bucket): its out
+    is 0. out: bf16 or fp32 [T, heads, dim], rows and heads strided at will; None makes a bf16 one. window:
+    a row sees its last `window` keys, itself included (0: all). sinks: fp32 [heads], logits that take
+    weight and give no value.
     """
     check("keys", keys, torch.bfloat16, None, None, BLOCK_TOKENS, q.shape[2])
     check("values", values, torch.bfloat16, *keys.shape)
@@ -245,6 +246,7 @@ def _merge(
     if HAS_SINKS:
         sink = tl.load(sinks + head) * 1.4426950408889634  # LOG2_E
         highest = tl.maximum(highest, sink)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
     total = tl.sum(tl.exp2(m - highest) * totals, axis=0)
     if HAS_SINKS:
         total += tl.exp2(sink - highest)
@@ -254,4 +256,4 @@ def _merge(
         has_keys = d < tl.where(weight > 0, DIM, 0)
         acc += weight * tl.load(parts + (place + i) * DIM + d, mask=has_keys, other=0.0)
     to = out + row * out_stride + head * head_stride + d
-    tl.store(to, rounded_for(out, acc / total), mask=d < DIM)
+    tl.store(to, rounded_for(out, acc / tl.where(total == 0, 1.0, total)), mask=d < DIM)

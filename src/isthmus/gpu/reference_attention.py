@@ -34,15 +34,16 @@ def rope_write(
     eps: float = 0.0,
 ) -> None:
     """As rope.rope_write."""
-    rows, dim = qkv.shape[0], keys.shape[-1]
-    q, k, v = qkv.float().view(rows, -1, dim).split([q_heads, kv_heads, kv_heads], 1)
+    here, dim = positions >= 0, keys.shape[-1]
+    positions, slots = positions[here].long(), slots[here].long()
+    q, k, v = qkv[here].float().unflatten(1, (-1, dim)).split([q_heads, kv_heads, kv_heads], 1)
     q, k = (
         x if norm is None else rms_norm(x, norm, eps, torch.empty_like(x))
         for x, norm in ((q, q_norm), (k, k_norm))
     )
-    angles = (cos[positions.long()][:, None], sin[positions.long()][:, None])
-    qkv[:, : q_heads * dim] = turn(q, *angles, style).flatten(1).to(qkv.dtype)
-    block, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
+    angles = (cos[positions][:, None], sin[positions][:, None])
+    qkv[here, : q_heads * dim] = turn(q, *angles, style).flatten(1).to(qkv.dtype)
+    block, offset = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
     keys[block, :, offset] = turn(k, *angles, style).to(keys.dtype)
     values[block, :, offset] = v.to(values.dtype)
 
@@ -61,9 +62,11 @@ def latent_write(
     eps: float,
 ) -> None:
     """As rope.latent_write."""
+    here = positions >= 0
+    q, kv, positions, slots = q[here], kv[here], positions[here], slots[here]
     latent = kv_norm.shape[0]
     c, s = cos[positions.long()], sin[positions.long()]
-    q_out.copy_(turn(q.float(), c[:, None], s[:, None], style))
+    q_out[here] = turn(q.float(), c[:, None], s[:, None], style).to(q_out.dtype)
     normed = rms_norm(kv[:, :latent], kv_norm, eps, torch.empty(kv.shape[0], latent, device=kv.device))
     row = torch.cat([normed, turn(kv[:, latent:].float(), c, s, style)], 1)
     cache.view(-1, cache.shape[-1])[slots.long()] = row.to(cache.dtype)

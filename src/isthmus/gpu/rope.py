@@ -3,7 +3,8 @@
 As csrc/rows/rope.h: a pair of a head's values turns by its position's angle, of which cos and sin are
 tables (fp32 [positions, dims / 2], so every scaling is data). "neox" turns the pairs (i, i + dims / 2),
 "norm" the pairs (2 i, 2 i + 1); values of a head past `dims` are left alone. A slot is block * 64 + offset
-in a paged cache.
+in a paged cache. A row at position -1 is nobody's: padding of a batch bucket; nothing is read or written
+for it.
 """
 
 from __future__ import annotations
@@ -206,13 +207,13 @@ def _rope_write(
 ):  # fmt: skip
     """Program (row, head of q or k)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    angle = tl.load(positions + row).to(tl.int64) * HALF
+    position = tl.load(positions + row).to(tl.int64)
+    angle = position * HALF
     x = qkv + row * stride + head * DIM
-    if head < Q_HEADS:
-        _head(
-            x, x, cos + angle, sin + angle, q_norm, eps, DIM, DIM_BLOCK, STYLE, HALF, HALF_BLOCK, HAS_Q_NORM
-        )
-    else:
+    if (position >= 0) & (head < Q_HEADS):
+        _head(x, x, cos + angle, sin + angle, q_norm, eps,
+              DIM, DIM_BLOCK, STYLE, HALF, HALF_BLOCK, HAS_Q_NORM)  # fmt: skip
+    if (position >= 0) & (head >= Q_HEADS):
         slot = tl.load(slots + row).to(tl.int64)
         block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
         to = ((block * KV_HEADS + head - Q_HEADS) * BLOCK_TOKENS + offset) * DIM
@@ -232,11 +233,12 @@ def _latent_write(
 ):  # fmt: skip
     """Program (row, head of q; one more for kv)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    angle = tl.load(positions + row).to(tl.int64) * HALF
-    if head < HEADS:
+    position = tl.load(positions + row).to(tl.int64)
+    angle = position * HALF
+    if (position >= 0) & (head < HEADS):
         _turn(q + row * q_stride + head * q_head_stride, q_out + row * out_stride + head * out_head_stride,
               cos + angle, sin + angle, 1.0, cos, STYLE, HALF, HALF_BLOCK, False)  # fmt: skip
-    else:
+    if (position >= 0) & (head == HEADS):
         x = kv + row * kv_stride
         to = cache + tl.load(slots + row).to(tl.int64) * (LATENT + 2 * HALF)
         i = tl.arange(0, LATENT_BLOCK)
