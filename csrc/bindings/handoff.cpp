@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/recorded.h"
 #include "handoff/gpu_probe.h"
 #include "handoff/handoff.h"
 #include "handoff/stream_handoff.h"
@@ -103,13 +104,13 @@ void set_pretended(BoundHandoff& self, int layer, int64_t sleep_us, const std::s
 void submit(BoundHandoff& self, int slot, int layer, int64_t rows, uint64_t x, uint64_t ids, uint64_t weights,
             uint64_t stream) {
   MaybeReleased released;
-  if (self->submit_is_long(slot, rows)) released.emplace();
+  if (PyGILState_Check() && self->submit_is_long(slot, rows)) released.emplace();
   self->submit(slot, layer, rows, {x, ids, weights}, stream);
 }
 
 void wait(BoundHandoff& self, int slot, uint64_t y, uint64_t stream) {
   MaybeReleased released;
-  if (self->wait_is_long(slot)) released.emplace();
+  if (PyGILState_Check() && self->wait_is_long(slot)) released.emplace();
   self->wait(slot, y, stream);
 }
 
@@ -167,8 +168,8 @@ void bind_handoff(nb::module_& m) {
       .def(
           "add_slot", [](BoundHandoff& self, int64_t rows) { return self->add_slot(rows).index; }, Released())
       .def("addresses", addresses)
-      .def("submit", submit)
-      .def("wait", wait)
+      .def("submit", recorded(OpKind::Submit, submit))
+      .def("wait", recorded(OpKind::Wait, wait))
       .def("check", [](BoundHandoff& self) { self->check(); })
       .def("abandon", [](BoundHandoff& self) { self->abandon(); })
       .def(

@@ -2,6 +2,7 @@
 // crosses as addresses; what counts and geometry can get wrong is checked here.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <string>
 
 #include "attention/paged_rows.h"
@@ -172,6 +173,25 @@ void axpy(float w, Address x, int64_t n, Address y) {
   kernels().rows.axpy(w, required<const float>(x, "x"), n, required<float>(y, "y"));
 }
 
+// y += shared_weights[row] * shared (weights null: 1), then y += residual; by rows, as the experts operator
+// does with a shared expert and a residual of its own, to the bit.
+void join_rows(Address y, int64_t num_rows, int64_t columns, Address shared, Address shared_weights,
+               Address residual) {
+  need(num_rows >= 0 && columns > 0, "join: ", num_rows, " rows of ", columns);
+  float* const to = required<float>(y, "y");
+  const float *from = at<const float>(shared), *weights = at<const float>(shared_weights);
+  const float* add = at<const float>(residual);
+  const auto axpy = kernels().rows.axpy;
+  const auto join = [&](int64_t begin, int64_t end, int) {
+    for (int64_t at = begin; at < end; at++) {
+      if (from) axpy(weights ? weights[at] : 1.0f, from + at * columns, columns, to + at * columns);
+      if (add) axpy(1.0f, add + at * columns, columns, to + at * columns);
+    }
+  };
+  MaybeReleaseGil release(num_rows * columns);
+  parallel(num_rows, std::max<int64_t>(1, kSerialFloats / columns), join);
+}
+
 void read_rows(Address cache, int type, int64_t width, Address slots, int64_t num_rows, int64_t num_slots,
                Address out, int64_t out_stride) {
   const ReadRowsArgs a{
@@ -233,6 +253,8 @@ void bind_rows(nb::module_& m) {
   m.def("act_mul", &isthmus::act_mul, "kind"_a, "limit"_a, "gate"_a, "gate_stride"_a, "up"_a, "up_stride"_a,
         "num_rows"_a, "columns"_a, "out"_a, "out_stride"_a);
   m.def("axpy", &isthmus::axpy, "w"_a, "x"_a, "n"_a, "y"_a);
+  m.def("join", recorded(OpKind::Join, &join_rows), "y"_a, "num_rows"_a, "columns"_a, "shared"_a,
+        "shared_weights"_a, "residual"_a);
   m.def("read_rows", &isthmus::read_rows, "cache"_a, "cache_type"_a, "width"_a, "slots"_a, "num_rows"_a,
         "num_slots"_a, "out"_a, "out_stride"_a);
   m.def("nucleus", &isthmus::nucleus_row, "weights"_a, "count"_a, "mass"_a, "ids"_a);

@@ -23,28 +23,37 @@ constexpr int64_t kSmallJob = int64_t{64} << 20;
 // Distance of the software prefetch, as in the GEMV driver: far enough to hide memory, near enough to stay in
 // L1/L2.
 constexpr int64_t kAhead = 4096;
+// A chunk is read as so many streams side by side, a line of each in turn: as products read strips, and 4 to
+// 10 % faster than one stream.
+constexpr int kStreams = 4;
+static_assert(tuning::kItemBytes % (64 * kStreams) == 0 && kChunk % (64 * kStreams) == 0);
 
 std::atomic<uint64_t> sink;  // takes the sums, so that no read can be left out
 
 uint64_t sum_plain(const uint8_t* data, int64_t bytes) {
   uint64_t sum[8] = {};
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(data + at + kAhead);
-    uint64_t line[8];
-    std::memcpy(line, data + at, 64);
-    for (int i = 0; i < 8; i++) sum[i] += line[i];
+  for (int64_t at = 0; at < bytes / kStreams; at += 64) {
+    for (int stream = 0; stream < kStreams; stream++) {
+      const uint8_t* line = data + stream * (bytes / kStreams) + at;
+      __builtin_prefetch(line + kAhead);
+      uint64_t words[8];
+      std::memcpy(words, line, 64);
+      for (int i = 0; i < 8; i++) sum[i] += words[i];
+    }
   }
   return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) uint64_t sum_avx2(const uint8_t* data, int64_t bytes) {
-  __m256i sum[4] = {};
-  for (int64_t at = 0; at < bytes; at += 128) {
-    _mm_prefetch(reinterpret_cast<const char*>(data + at + kAhead), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(data + at + kAhead + 64), _MM_HINT_T0);
-    for (int i = 0; i < 4; i++) {
-      sum[i] = _mm256_add_epi64(sum[i], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + at) + i));
+  __m256i sum[kStreams] = {};
+  for (int64_t at = 0; at < bytes / kStreams; at += 64) {
+    for (int stream = 0; stream < kStreams; stream++) {
+      const uint8_t* line = data + stream * (bytes / kStreams) + at;
+      _mm_prefetch(reinterpret_cast<const char*>(line + kAhead), _MM_HINT_T0);
+      const auto* halves = reinterpret_cast<const __m256i*>(line);
+      const __m256i both = _mm256_add_epi64(_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1));
+      sum[stream] = _mm256_add_epi64(sum[stream], both);
     }
   }
   alignas(32) uint64_t lanes[4];
@@ -54,11 +63,12 @@ __attribute__((target("avx2"))) uint64_t sum_avx2(const uint8_t* data, int64_t b
 }
 
 __attribute__((target("avx512f"))) uint64_t sum_avx512(const uint8_t* data, int64_t bytes) {
-  __m512i sum[4] = {};
-  for (int64_t at = 0; at < bytes; at += 256) {
-    for (int i = 0; i < 4; i++) {
-      _mm_prefetch(reinterpret_cast<const char*>(data + at + kAhead + 64 * i), _MM_HINT_T0);
-      sum[i] = _mm512_add_epi64(sum[i], _mm512_loadu_si512(data + at + 64 * i));
+  __m512i sum[kStreams] = {};
+  for (int64_t at = 0; at < bytes / kStreams; at += 64) {
+    for (int stream = 0; stream < kStreams; stream++) {
+      const uint8_t* line = data + stream * (bytes / kStreams) + at;
+      _mm_prefetch(reinterpret_cast<const char*>(line + kAhead), _MM_HINT_T0);
+      sum[stream] = _mm512_add_epi64(sum[stream], _mm512_loadu_si512(line));
     }
   }
   alignas(64) uint64_t lanes[8];

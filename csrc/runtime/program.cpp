@@ -2,8 +2,6 @@
 
 #include <stdexcept>
 
-#include "runtime/thread_pool.h"
-
 namespace isthmus {
 namespace {
 
@@ -25,7 +23,6 @@ void Program::end() {
 
 void Program::run() const {
   if (being_recorded != nullptr) throw std::logic_error("a program cannot run while one is being recorded");
-  const ThreadPool::Session session;
   for (const Operation& operation : operations_) {
     const OpTimer timer(operation.kind);
     operation.run();

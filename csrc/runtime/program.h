@@ -15,10 +15,23 @@
 
 namespace isthmus {
 
-enum class OpKind { Embedding, Norm, Linear, HeadLinear, Rope, Attention, Router, Experts };
-constexpr int kOpKinds = 8;
+enum class OpKind {
+  Embedding,
+  Norm,
+  Linear,
+  HeadLinear,
+  Rope,
+  Attention,
+  Router,
+  Experts,
+  Submit,
+  Wait,
+  Join
+};
+constexpr int kOpKinds = 11;
 constexpr const char* kOpNames[kOpKinds] = {"embedding", "norm",      "linear", "head_linear",
-                                            "rope",      "attention", "router", "experts"};
+                                            "rope",      "attention", "router", "experts",
+                                            "submit",    "wait",      "join"};
 
 // Adds to the time spent in operators of one kind in this process, by all callers.
 class OpTimer {
@@ -47,8 +60,8 @@ class Program {
   void begin();
   void end();
 
-  // All operations in their order. Holds the pool: other callers' operators wait. An operation's exception
-  // ends the run and is the caller's. Throws std::logic_error while the program is being recorded.
+  // All operations in their order, as if the thread called them: between two of them others get the pool. An
+  // operation's exception ends the run and is the caller's. Throws std::logic_error while the thread records.
   void run() const;
 
   int64_t size() const { return static_cast<int64_t>(operations_.size()); }

@@ -10,13 +10,24 @@ __version__ = "0.1.0"
 # Public name -> its module, imported on first use: `import isthmus` costs nothing (PEP 562).
 _PUBLIC = {
     "LLM": "isthmus.engine.llm",
+    "HeterogeneousMoELayer": "isthmus.modules.heterogeneous",
+    "MoEMetrics": "isthmus.modules.heterogeneous",
     "SamplingParams": "isthmus.engine.request",
     "Completion": "isthmus.engine.llm",
     "Plan": "isthmus.placement.plan",
     "IsthmusError": "isthmus.errors",
 }
 
-__all__ = ["LLM", "Completion", "IsthmusError", "Plan", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "HeterogeneousMoELayer",
+    "IsthmusError",
+    "MoEMetrics",
+    "Plan",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

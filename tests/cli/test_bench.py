@@ -11,6 +11,7 @@ KEYS = [
     "model",
     "isa",
     "threads",
+    "strategy",
     "prefill_tok_s",
     "decode_tok_s",
     "bytes_per_token",
@@ -18,6 +19,8 @@ KEYS = [
     "read_limit_gb_s",
     "decode_share",
     "outside_products_share",
+    "step_shares",
+    "handed_over",
     "commit",
 ]
 
@@ -35,6 +38,8 @@ def test_json_is_one_object_with_exactly_these_keys(alphabet_model: Path) -> Non
     assert result["read_gb_s"] == pytest.approx(result["bytes_per_token"] * result["decode_tok_s"] / 1e9)
     assert 0 < result["decode_share"] < 1
     assert 0 < result["outside_products_share"] < 1
+    assert sum(result["step_shares"].values()) == pytest.approx(1)
+    assert (result["strategy"], result["handed_over"]) == ("cpu", None)
     assert result["prefill_tok_s"] > 0
     assert result["commit"]
 

@@ -67,4 +67,10 @@ def bench(
         f"is {result['read_gb_s']:.1f} GB/s: {result['decode_share']:.0%} of what this memory gives, "
         f"{result['read_limit_gb_s']:.1f} GB/s at its best)"
     )
+    if (over := result["handed_over"]) is not None:
+        moved = over["bytes_x"] + over["bytes_y"] + over["bytes_routing"]
+        print(
+            f"handed over: {over['submits']} submits, {over['waits']} waits, {moved / 1e6:.1f} MB; "
+            f"{over['waiting_s']:.2f} s of waiting for {over['experts_s']:.2f} s of experts"
+        )
     print(f"outside weight products {result['outside_products_share']:.1%} of a decode step")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,8 +53,10 @@ def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, An
         "model": engine.info.name,
         "isa": native.current_isa(),
         "threads": engine.info.threads,
+        "strategy": engine.info.strategy,
         "prefill_tok_s": prompt_tokens / prefill_s,
         **measure_decode(engine, prompt_tokens, new_tokens),
+        "handed_over": asdict(engine.handed_over) if engine.handed_over else None,
         "commit": commit(),
     }
 

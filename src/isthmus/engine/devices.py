@@ -13,6 +13,7 @@ import torch
 
 from isthmus.config import RunOptions
 from isthmus.errors import DeviceError
+from isthmus.modules.split import ExpertSplit
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import Plan
 from isthmus.placement.plan import plan as make_plan
@@ -21,7 +22,7 @@ from isthmus.weights.source import WeightSource
 log = logging.getLogger(__name__)
 
 # Strategies that the engine executes; the others are planned, and refused here.
-EXECUTABLE = ("cpu",)
+EXECUTABLE = ("cpu", "hybrid")
 
 
 def executable_plan(
@@ -50,7 +51,7 @@ def why_not(plan: Plan) -> str:
         )
     needed = [device.name for device in plan.devices if device.name.startswith("cuda")]
     if not needed:
-        return ""
+        return ""  # hybrid on the CPU: its threads in the place of a GPU
     if torch.version.cuda is None:
         return (
             f"{', '.join(needed)} is to be used, but torch {torch.__version__} is built without CUDA; "
@@ -61,4 +62,14 @@ def why_not(plan: Plan) -> str:
             f"{', '.join(needed)} is to be used, but torch {torch.__version__} finds no usable GPU: its CUDA "
             f"{torch.version.cuda} may need a newer driver; update it, or use --strategy cpu"
         )
-    return ""
+    return (
+        f"{', '.join(needed)} is to be used: this version plans for GPUs and does not execute on them yet; "
+        "use --strategy cpu, or --device cpu --strategy hybrid"
+    )
+
+
+def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
+    """How the plan's routed experts are handed over; None where the CPU is the device of everything."""
+    if plan.strategy == "cpu" or not plan.experts:
+        return None
+    return ExpertSplit("threaded", max_rows=options.chunk_tokens)

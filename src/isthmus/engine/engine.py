@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
-from isthmus.engine.devices import executable_plan
+from isthmus.engine.devices import executable_plan, split_of
 from isthmus.engine.loop import Executor, StepLoop
 from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import ModelInfo
@@ -22,6 +22,7 @@ from isthmus.errors import UsageError
 from isthmus.models.base import load_model
 from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
+from isthmus.native.handoff import Counters
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
 from isthmus.weights.source import WeightSource, open_weights
@@ -56,10 +57,12 @@ class Engine(StepLoop):
             # On several nodes the cache is copied into the memory of each (design 4.5).
             mapped = cache is not None and native.num_nodes() == 1
             plan = executable_plan(machine, source, options, mapped=mapped)
-            model = load_model(source, options, counted(progress, file_bytes), cache)
+            split = split_of(plan, options)
+            model = load_model(source, options, counted(progress, file_bytes), cache, split)
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
         self.plan = plan
+        self._split = split
         state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
         self.info = ModelInfo(
             name=model_path.name.removesuffix(".gguf"),
@@ -73,9 +76,10 @@ class Engine(StepLoop):
             load_seconds=time.monotonic() - started,
             nodes=native.num_nodes(),
             nodes_reason=choice.reason,
+            strategy=plan.strategy,
         )
         scheduler = Scheduler(plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens)
-        runner: Executor = Runner(model, state, BLOCK_TOKENS)
+        runner: Executor = Runner(model, state, BLOCK_TOKENS, split)
         if cache is not None:
             runner = _OverMappedWeights(runner, cache)
         super().__init__(runner, scheduler, self.info.vocab_size)
@@ -83,6 +87,14 @@ class Engine(StepLoop):
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
         del self._executor
+        if self._split is not None:
+            self._split.close()
+
+    @property
+    def handed_over(self) -> Counters | None:
+        """What has crossed between devices so far; None where the CPU is the device of everything."""
+        handoff = self._split.handoff if self._split is not None else None
+        return handoff.counters() if handoff is not None else None
 
 
 class _OverMappedWeights:

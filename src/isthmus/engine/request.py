@@ -120,6 +120,7 @@ class ModelInfo:
     load_seconds: float
     nodes: int = 1  # NUMA nodes that the weights are split over
     nodes_reason: str = ""  # what was measured to choose them, if anything
+    strategy: str = "cpu"  # see placement/strategies
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, low_included: bool = True) -> None:

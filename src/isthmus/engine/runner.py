@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +18,7 @@ from isthmus.engine.scheduler import StepPlan
 if TYPE_CHECKING:
     from isthmus.engine.state import State
     from isthmus.models.base import Model
+    from isthmus.modules.split import ExpertSplit
 
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,11 @@ MAX_CAPTURED_ROWS = 32
 class Runner:
     """A model and its state. Knows nothing of requests, sampling or text."""
 
-    def __init__(self, model: Model, state: State, block_tokens: int) -> None:
+    def __init__(
+        self, model: Model, state: State, block_tokens: int, split: ExpertSplit | None = None
+    ) -> None:
+        """split: the hand-off of the model's experts, if it has one."""
+        self._split = split
         self.model = model
         self.state = state
         self.block_tokens = block_tokens
@@ -39,7 +46,7 @@ class Runner:
 
         They are valid until the next step.
         """
-        with torch.inference_mode():
+        with torch.inference_mode(), whole_steps(self._split):
             batch = make_batch(plan, self.block_tokens)
             if batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_decode:
                 return self._decode(batch)
@@ -56,6 +63,17 @@ class Runner:
         if captured.foreign:
             return self.model.forward(batch, self.state)
         return captured(batch)
+
+
+@contextmanager
+def whole_steps(split: ExpertSplit | None) -> Iterator[None]:
+    """What a failing step has handed over is dropped, so that the next one finds its slots free."""
+    try:
+        yield
+    except BaseException:
+        if split is not None and split.handoff is not None:
+            split.handoff.abandon()
+        raise
 
 
 def make_batch(plan: StepPlan, block_tokens: int) -> Batch:

@@ -15,6 +15,7 @@ from isthmus.models.keys import Keys
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
 from isthmus.modules.cache import PackedStore
+from isthmus.modules.split import ExpertSplit
 from isthmus.weights.source import WeightSource
 
 
@@ -77,13 +78,14 @@ def load_model(
     options: RunOptions,
     progress: Callable[[int], None] | None = None,
     store: PackedStore | None = None,
+    split: ExpertSplit | None = None,
 ) -> Model:
     """The model of general.architecture, its weights packed; `progress` gets the bytes of each tensor.
 
-    `store`: where packed weights are found, or put.
+    `store`: where packed weights are found, or put; `split`: how routed experts are handed to the CPU.
     """
     keys = Keys(source.metadata)
-    build = Builder(source, options, progress, store)
+    build = Builder(source, options, progress, store, split)
     model: Model = model_class(keys.architecture)(build, keys)
     build.finish()
     return model

@@ -72,7 +72,9 @@ class MixtureOfExperts:
 
     def __init__(self, build: Builder, c: DeepSeek2Config) -> None:
         self.router = build.router(c.router, c.hidden, bias=build.has("exp_probs_b.bias"))
-        self.experts = build.experts(c.hidden, c.router.experts, c.inner, shared_inner=c.shared_inner)
+        self.experts = build.experts(
+            c.hidden, c.router.experts, c.inner, top_k=c.router.top_k, shared_inner=c.shared_inner
+        )
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         ids, weights = self.router(x)

@@ -40,7 +40,7 @@ class MixtureOfExperts:
 
     def __init__(self, build: Builder, c: LlamaConfig, router: RouterConfig) -> None:
         self.router = build.router(router, c.hidden)
-        self.experts = build.experts(c.hidden, router.experts, c.inner)
+        self.experts = build.experts(c.hidden, router.experts, c.inner, top_k=router.top_k)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         ids, weights = self.router(x)

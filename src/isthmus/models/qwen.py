@@ -58,7 +58,9 @@ class MixtureOfExperts:
         self.router = build.router(router, c.hidden)
         shared_gate = "ffn_gate_inp_shexp.weight"
         self.shared_gate = build.sigmoid_gate(shared_gate, c.hidden) if c.shared_inner else None
-        self.experts = build.experts(c.hidden, router.experts, c.inner, shared_inner=c.shared_inner)
+        self.experts = build.experts(
+            c.hidden, router.experts, c.inner, top_k=router.top_k, shared_inner=c.shared_inner
+        )
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         ids, weights = self.router(x)

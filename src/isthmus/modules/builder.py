@@ -18,12 +18,13 @@ from isthmus.errors import MalformedFileError, UnsupportedError
 from isthmus.formats.spec import by_name
 from isthmus.modules.cache import PackedStore
 from isthmus.modules.embedding import Embedding
-from isthmus.modules.experts import Experts
+from isthmus.modules.experts import Experts, Matrices
 from isthmus.modules.linear import Linear
 from isthmus.modules.loader import PLAIN, Loader
 from isthmus.modules.norm import RmsNorm
 from isthmus.modules.rope import Rope, RopeConfig
 from isthmus.modules.router import Router, RouterConfig, SigmoidGate
+from isthmus.modules.split import ExpertSplit, SplitExperts
 from isthmus.weights.source import RawTensor, WeightSource
 
 
@@ -42,8 +43,11 @@ class Builder:
         options: RunOptions,
         progress: Callable[[int], None] | None = None,
         store: PackedStore | None = None,
+        split: ExpertSplit | None = None,
     ) -> None:
+        """split: how routed experts are handed to the CPU; None: it is the device of everything."""
         self.options = options
+        self._split = split
         self._source = source
         self._progress = progress
         self._store = store
@@ -125,15 +129,27 @@ class Builder:
     def sigmoid_gate(self, name: str, hidden: int) -> SigmoidGate:
         return self.add(SigmoidGate(self.matrix(name, 1, hidden), exact=self.options.exact_batching))
 
-    def experts(self, hidden: int, experts: int, inner: int, *, shared_inner: int = 0) -> Experts:
+    def experts(
+        self, hidden: int, experts: int, inner: int, *, top_k: int, shared_inner: int = 0
+    ) -> Experts | SplitExperts:
         """Routed ffn_*_exps [experts, inner, hidden]; with `shared_inner` also the shared ffn_*_shexp."""
-        routed = (
+        routed = self.expert_matrices(hidden, experts, inner)
+        shared = self.shared_matrices(hidden, shared_inner) if shared_inner else None
+        if self._split:
+            layer = int(self._prefix.split(".")[1])  # blk.N.
+            exact = self.options.exact_batching
+            return self.add(SplitExperts(self._split, layer, top_k, routed, shared, exact=exact))
+        return self.add(Experts(routed, shared, exact=self.options.exact_batching))
+
+    def expert_matrices(self, hidden: int, experts: int, inner: int) -> Matrices:
+        return (
             self.matrix("ffn_gate_exps.weight", experts, inner, hidden),
             self.matrix("ffn_up_exps.weight", experts, inner, hidden),
             self.matrix("ffn_down_exps.weight", experts, hidden, inner),
         )
-        shared = self._feed_forward("_shexp", hidden, shared_inner) if shared_inner else None
-        return self.add(Experts(routed, shared, exact=self.options.exact_batching))
+
+    def shared_matrices(self, hidden: int, inner: int) -> Matrices:
+        return self._feed_forward("_shexp", hidden, inner)
 
     def feed_forward(self, hidden: int, inner: int) -> Experts:
         """A dense FFN is one expert that every row takes."""
@@ -162,7 +178,7 @@ class Builder:
         for module in self._modules:
             module.load(loader)
 
-    def _feed_forward(self, suffix: str, hidden: int, inner: int) -> tuple[RawTensor, RawTensor, RawTensor]:
+    def _feed_forward(self, suffix: str, hidden: int, inner: int) -> Matrices:
         return (
             self.matrix(f"ffn_gate{suffix}.weight", inner, hidden),
             self.matrix(f"ffn_up{suffix}.weight", inner, hidden),

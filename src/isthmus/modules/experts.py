@@ -11,6 +11,7 @@ from isthmus.weights.source import RawTensor
 
 # gate [.., inner, hidden], up the same, down [.., hidden, inner]; routed ones begin with [experts, ..
 Matrices = tuple[RawTensor, RawTensor, RawTensor]
+PackedMatrices = tuple[ops.PackedWeight, ops.PackedWeight, ops.PackedWeight]
 
 
 class Experts:
@@ -22,8 +23,8 @@ class Experts:
 
     def load(self, loader: Loader) -> None:
         routed, shared = self._raw
-        packed = _pack(loader, shared) if shared else None
-        self._native = ops.Experts(*_pack(loader, routed), packed, exact=self._exact)
+        packed = pack_matrices(loader, shared) if shared else None
+        self._native = ops.Experts(*pack_matrices(loader, routed), packed, exact=self._exact)
         del self._raw
 
     def __call__(
@@ -50,6 +51,6 @@ class Experts:
         return out
 
 
-def _pack(loader: Loader, matrices: Matrices) -> tuple[ops.PackedWeight, ops.PackedWeight, ops.PackedWeight]:
+def pack_matrices(loader: Loader, matrices: Matrices) -> PackedMatrices:
     gate, up, down = matrices
     return loader.pack(gate), loader.pack(up), loader.pack(down)

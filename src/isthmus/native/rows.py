@@ -329,6 +329,17 @@ def axpy(w: float, x: int, n: int, y: int) -> None:
     _native.axpy(w, x, n, y)
 
 
+def join(
+    y: int, num_rows: int, columns: int, *, shared: int = 0, shared_weights: int = 0, residual: int = 0
+) -> None:
+    """y += shared_weights * shared, then y += residual: what follows routed experts computed elsewhere.
+
+    y, shared, residual: f32 [num_rows, columns]; shared_weights: f32 [num_rows], 0 for ones; 0 leaves a term
+    out. The bits are those of the experts operator with a shared expert and a residual of its own.
+    """
+    _native.join(y, num_rows, columns, shared, shared_weights, residual)
+
+
 def read_rows(
     cache: int,
     kv_dtype: KvDtype,

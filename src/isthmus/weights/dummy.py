@@ -86,7 +86,7 @@ class DummySource:
         self.metadata = Metadata(
             {key: _as_stored(kind, value) for key, (kind, value) in draft.metadata.items()}, self.path
         )
-        self.tensors: Mapping[str, RawTensor] = _Tensors(draft.tensors, spec.seed, self.path)
+        self.tensors = random_tensors(draft.tensors, spec.seed, self.path)
 
     def identity(self) -> list[FileIdentity]:
         """The name says it all."""
@@ -127,6 +127,11 @@ class LazyTensor(RawTensor):
     @property
     def nbytes(self) -> int:
         return _rows(self.shape) * self.format.row_bytes(self.shape[-1])
+
+
+def random_tensors(drafts: list[TensorDraft], seed: int, file: Path) -> Mapping[str, RawTensor]:
+    """Tensors whose bytes are made when they are read, always the same for a seed and a name."""
+    return _Tensors(drafts, seed, file)
 
 
 class _Tensors(Mapping[str, RawTensor]):

@@ -1,0 +1,106 @@
+"""Faults of a hand-off end their step with its name; the next one works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from isthmus.config import RunOptions
+from isthmus.engine.engine import Engine
+from isthmus.engine.request import Output, Request, SamplingParams
+from isthmus.errors import DeviceError
+from models import tiny
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    case = tiny.CASES["qwen3moe"]
+    return tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    made = Engine(path, RunOptions(strategy="hybrid", device="cpu", threads=2))
+    yield made
+    made.close()
+
+
+def answer(engine: Engine, name: str, tokens: int = 4) -> list[Output]:
+    engine.add(Request(name, PROMPT, SamplingParams(temperature=0.0, max_tokens=tokens)))
+    outputs: list[Output] = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def test_the_answer_is_the_cpus_and_the_run_says_how_it_came_about(path: Path, engine: Engine) -> None:
+    plain = Engine(path, RunOptions(strategy="cpu", threads=2))
+    assert [o.token for o in answer(engine, "a")] == [o.token for o in answer(plain, "a")]
+    assert (engine.info.strategy, plain.info.strategy) == ("hybrid", "cpu")
+    assert plain.handed_over is None
+    assert engine.handed_over is not None
+    assert engine.handed_over.submits == engine.handed_over.waits == 4 * len(engine.plan.experts)
+
+
+def spoil_weights(engine: Engine) -> Callable[[], None]:
+    """The last layer's router gives NaN weights from now on; returns what ends that."""
+    ffn = engine._executor.model.layers[-1].ffn  # type: ignore[attr-defined]
+    plain = ffn.router
+
+    def spoilt(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = plain(x)
+        return ids, weights.fill_(float("nan"))
+
+    ffn.router = spoilt
+
+    def end() -> None:
+        ffn.router = plain
+
+    return end
+
+
+def choose_nobody(engine: Engine) -> Callable[[], None]:
+    ffn = engine._executor.model.layers[-1].ffn  # type: ignore[attr-defined]
+    plain = ffn.router
+
+    def spoilt(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = plain(x)
+        return ids.fill_(1000), weights
+
+    ffn.router = spoilt
+
+    def end() -> None:
+        ffn.router = plain
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"), [(spoil_weights, "not finite"), (choose_nobody, "expert id 1000|expert 1000")]
+)
+def test_a_fault_ends_its_step_by_name_and_the_next_one_works(
+    engine: Engine, spoil: Callable[[Engine], Callable[[], None]], says: str
+) -> None:
+    good = [o.token for o in answer(engine, "before")]
+    mend = spoil(engine)
+    (failed,) = answer(engine, "during")
+    assert failed.finish_reason == "error"
+    assert failed.error is not None
+    assert "HandoffError" in failed.error
+    assert f"layer {len(engine.plan.experts) - 1}" in failed.error
+    assert re.search(says, failed.error), failed.error
+    mend()
+    assert [o.token for o in answer(engine, "after")] == good
+
+
+@pytest.mark.parametrize("strategy", ["stream", "gpu"])
+def test_a_strategy_that_is_not_executed_yet_is_refused_by_name(path: Path, strategy: Any) -> None:
+    with pytest.raises(DeviceError, match=f"strategy {strategy} is planned but not executed yet"):
+        Engine(path, RunOptions(strategy=strategy, device="cpu"))

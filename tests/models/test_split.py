@@ -1,0 +1,76 @@
+"""Routed experts behind a hand-off: the bits of the model that does it all, and what crossed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from isthmus.config import RunOptions
+from isthmus.engine.captured import CapturedStep, StepMemory
+from isthmus.models.base import Model, load_model
+from isthmus.modules.split import MAX_DECODE_ROWS, ExpertSplit, SplitExperts
+from isthmus.native.handoff import Counters
+from isthmus.weights.source import open_weights
+from models import tiny
+from models.steps import Session, prompt_of
+
+PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
+DECODES = 3
+FAMILIES = ["mixtral", "qwen2moe", "qwen3moe", "deepseek-v2-lite", "deepseek-v3"]
+
+
+@pytest.fixture(params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    case = tiny.CASES[request.param]
+    return tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+
+
+def load(path: Path, split: ExpertSplit | None) -> Model:
+    return load_model(open_weights(path), RunOptions(threads=2), split=split)
+
+
+def whole_run(model: Model) -> list[Tensor]:
+    """Logits of a prefill of three prompts at once, of decodes by the model, and of one from a record."""
+    session = Session(model, len(PROMPTS))
+    logits = session.step(list(enumerate(PROMPTS)))
+    for token in range(DECODES):
+        logits += session.step([(i, [token + i]) for i in range(len(PROMPTS))])
+    with torch.inference_mode():
+        captured = CapturedStep(model, session.state, session.batch([(0, [1])]), StepMemory())
+        assert captured.foreign == []
+        logits += [captured.logits.clone(), captured(session.batch([(0, [2])])).clone()]
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["inline", "threaded"])
+def test_the_split_gives_the_bits_of_the_whole(path: Path, kind: str) -> None:
+    split = ExpertSplit(kind, max_rows=512)
+    wanted, got = whole_run(load(path, None)), whole_run(load(path, split))
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    split.close()
+
+
+def test_everything_that_crossed_is_counted(path: Path) -> None:
+    split = ExpertSplit("threaded", max_rows=512)
+    model = load(path, split)
+    layers = [layer.ffn.experts for layer in model.layers if hasattr(layer.ffn, "experts")]  # type: ignore[attr-defined]
+    assert layers
+    assert all(isinstance(experts, SplitExperts) for experts in layers)
+    whole_run(model)
+    assert split.handoff is not None
+    counted: Counters = split.handoff.counters()
+    steps = 1 + DECODES + 2
+    rows = sum(map(len, PROMPTS)) + DECODES * len(PROMPTS) + 2
+    top_k = layers[0]._top_k
+    assert (
+        sum(map(len, PROMPTS)) > MAX_DECODE_ROWS
+    )  # through the ring, the decodes through slots of their own
+    assert counted.submits == counted.waits == len(layers) * steps
+    assert counted.bytes_x == counted.bytes_y == len(layers) * rows * model.config.hidden * 4
+    assert counted.bytes_routing == len(layers) * rows * top_k * (4 + 4)
+    assert counted.failures == 0
+    split.close()
