@@ -28,7 +28,7 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.batch import Batch
 from isthmus.engine.state import State
 from isthmus.models.base import Model, load_model
-from isthmus.placement.cost import key, kv_token_bytes
+from isthmus.placement.sizes import key, kv_token_bytes
 from isthmus.weights.source import WeightSource, open_weights
 
 ROUNDS = 9
