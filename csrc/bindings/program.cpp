@@ -2,6 +2,13 @@
 #include "runtime/program.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings/bindings.h"
 
@@ -22,6 +29,13 @@ void bind_program(nb::module_& m) {
       seconds[kOpNames[kind]] = static_cast<double>(OpTimer::nanoseconds(kind)) * 1e-9;
     }
     return seconds;
+  });
+  m.def("keep_op_log", [](size_t events) {
+    std::vector<std::tuple<std::string, int64_t, int64_t>> kept;
+    for (const OpEvent& event : OpTimer::keep_log(events)) {
+      kept.emplace_back(kOpNames[static_cast<int>(event.kind)], event.begin_ns, event.end_ns);
+    }
+    return kept;
   });
 }
 

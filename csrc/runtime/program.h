@@ -8,10 +8,11 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <vector>
+
+#include "runtime/clock.h"
 
 namespace isthmus {
 
@@ -33,24 +34,29 @@ constexpr const char* kOpNames[kOpKinds] = {"embedding", "norm",      "linear", 
                                             "rope",      "attention", "router", "experts",
                                             "submit",    "wait",      "join"};
 
-// Adds to the time spent in operators of one kind in this process, by all callers.
+struct OpEvent {
+  OpKind kind;
+  int64_t begin_ns, end_ns;  // runtime/clock.h
+};
+
+// Adds to the time spent in operators of one kind in this process, by all callers; and to the log, if one is
+// kept.
 class OpTimer {
  public:
-  explicit OpTimer(OpKind kind) : kind_(static_cast<int>(kind)), start_(Clock::now()) {}
-  ~OpTimer() {
-    const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_);
-    totals_[kind_].fetch_add(spent.count(), std::memory_order_relaxed);
-  }
+  explicit OpTimer(OpKind kind) : kind_(kind), begin_(now_ns()) {}
+  ~OpTimer();
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
   static int64_t nanoseconds(int kind) { return totals_[kind].load(std::memory_order_relaxed); }
 
+  // Keeps the first `events` calls from now on; 0: none. Returns those kept so far.
+  static std::vector<OpEvent> keep_log(size_t events);
+
  private:
-  using Clock = std::chrono::steady_clock;
   static inline std::atomic<int64_t> totals_[kOpKinds] = {};
-  int kind_;
-  Clock::time_point start_;
+  OpKind kind_;
+  int64_t begin_;
 };
 
 class Program {

@@ -17,6 +17,10 @@ def bench(
     prompt_tokens: Annotated[int, typer.Option("-p", "--prompt-tokens", help="Tokens of prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to decode, at least.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a Chrome trace of one decode step to this file.", show_default=False),
+    ] = None,
     threads: options.Threads = None,
     isa: options.Isa = None,
     kv_dtype: options.KvDtype = "bf16",
@@ -58,6 +62,16 @@ def bench(
         engine = Engine(path, checked, progress)
     say(describe(engine.info))
     result = measure(engine, prompt_tokens, new_tokens)
+    if trace is not None:
+        from isthmus.cli.trace import DEVICE, EXPERTS, trace_step
+
+        step = trace_step(engine, prompt_tokens)
+        trace.write_text(step.to_json())
+        say(
+            f"a decode step of {(step.end_ns - step.begin_ns) / 1e6:.1f} ms: the device idle "
+            f"{step.idle_share(DEVICE):.0%} of it, the CPU's experts {step.idle_share(EXPERTS):.0%}; "
+            f"{trace} opens in https://ui.perfetto.dev"
+        )
     if as_json:
         print(json.dumps(result))
         return

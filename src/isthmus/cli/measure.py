@@ -84,7 +84,7 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int) -> list[Pa
     """At least MIN_PAIRS pairs and `new_tokens` tokens, each slice of a length between the two bounds."""
     probe = native.ReadProbe(READ_BYTES)
     probe.run(SHORTEST_SLICE_S)  # the first touch of its pages
-    decoder = _Decoder(engine, prompt)
+    decoder = Decoder(engine, prompt)
     started = time.perf_counter()
     decoder.token()
     token_s = time.perf_counter() - started
@@ -95,13 +95,11 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int) -> list[Pa
         limit = probe.run(slice_s)
         decoder.ensure_running()
         pairs.append(_decode_slice(decoder, slice_s, limit))
-    engine.cancel("bench")  # the engine may be measured again
-    while engine.has_work:
-        engine.step()
+    decoder.end()  # the engine may be measured again
     return pairs
 
 
-def _decode_slice(decoder: _Decoder, slice_s: float, limit_gb_s: float) -> Pair:
+def _decode_slice(decoder: Decoder, slice_s: float, limit_gb_s: float) -> Pair:
     """As many tokens as `slice_s` seconds hold, as far as the last ones tell, and at least one."""
     tokens, seconds, bytes_read = 0, 0.0, 0.0
     before = native.op_seconds()
@@ -114,7 +112,7 @@ def _decode_slice(decoder: _Decoder, slice_s: float, limit_gb_s: float) -> Pair:
     return Pair(limit_gb_s, tokens, seconds, bytes_read, spent)
 
 
-class _Decoder:
+class Decoder:
     """An endless answer: when the context is full, the same prompt starts again, outside the slices."""
 
     def __init__(self, engine: Engine, prompt: list[int]) -> None:
@@ -135,6 +133,17 @@ class _Decoder:
         depth = self._engine.num_computed("bench") + 1
         self._step()
         return self._engine.plan.decode_weight_bytes + depth * self._engine.plan.kv_token_bytes
+
+    def timed_token(self) -> tuple[int, int]:
+        """Decodes one token; when its step began and ended, in time.monotonic_ns()."""
+        begin = time.monotonic_ns()
+        self._step()
+        return begin, time.monotonic_ns()
+
+    def end(self) -> None:
+        self._engine.cancel("bench")
+        while self._engine.has_work:
+            self._engine.step()
 
     def _step(self) -> bool:
         """One step; True if it gave a token."""

@@ -22,7 +22,7 @@ from isthmus.errors import UsageError
 from isthmus.models.base import load_model
 from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
-from isthmus.native.handoff import Counters
+from isthmus.native.handoff import Counters, Event
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
 from isthmus.weights.source import WeightSource, open_weights
@@ -89,6 +89,11 @@ class Engine(StepLoop):
         del self._executor
         if self._split is not None:
             self._split.close()
+
+    def take_handoff_events(self) -> list[Event]:
+        """What the hand-off did since the last call; nothing where there is none."""
+        handoff = self._split.handoff if self._split is not None else None
+        return handoff.take_events() if handoff is not None else []
 
     @property
     def handed_over(self) -> Counters | None:

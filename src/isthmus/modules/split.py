@@ -22,7 +22,9 @@ from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded
 # Rows up to here have a slot of their own in every layer, since a captured step names it; more share a ring.
 MAX_DECODE_ROWS = 32
 
-HANDOFFS: dict[str, Callable[[int, int], Handoff]] = {"inline": Inline, "threaded": Threaded}
+EVENTS = 1024  # kept of a hand-off: four a layer
+
+HANDOFFS: dict[str, Callable[..., Handoff]] = {"inline": Inline, "threaded": Threaded}
 
 
 @dataclass
@@ -40,7 +42,7 @@ class ExpertSplit:
 
     def open(self, hidden: int, top_k: int) -> Handoff:
         if self.handoff is None:
-            self.handoff = HANDOFFS[self.kind](hidden, top_k)
+            self.handoff = HANDOFFS[self.kind](hidden, top_k, events=EVENTS)
         return self.handoff
 
     def slot(self, layer: int, num_rows: int) -> Slot:

@@ -24,7 +24,7 @@ from isthmus.native.ops import (
     this_machine,
     use_isa,
 )
-from isthmus.native.program import PRODUCTS, Program, op_seconds
+from isthmus.native.program import PRODUCTS, Program, keep_op_log, op_seconds
 
 __all__ = [
     "PRODUCTS",
@@ -38,6 +38,7 @@ __all__ = [
     "Topology",
     "current_isa",
     "isa_names",
+    "keep_op_log",
     "multiply_gops",
     "node_bytes",
     "num_nodes",

@@ -9,6 +9,9 @@ from isthmus.native import _native
 
 op_seconds = _native.op_seconds  # {kind of operator: seconds in its calls, all of this process}
 
+# (events) -> the calls kept so far, [(kind, begin_ns, end_ns)] in monotonic time; keeps the next so many.
+keep_op_log = _native.keep_op_log
+
 PRODUCTS = ("linear", "head_linear", "experts")  # the kinds that read weights
 
 
