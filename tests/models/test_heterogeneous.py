@@ -12,6 +12,8 @@ from torch.nn.functional import silu
 import isthmus
 from isthmus import HeterogeneousMoELayer, MoEMetrics
 from isthmus.errors import IsthmusError
+from isthmus.formats.spec import by_name
+from isthmus.weights.memory import MemorySource
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 64, 96, 8, 3, 5
 
@@ -121,6 +123,21 @@ def test_with_and_without_a_thread_the_bits_are_the_same(x: Tensor) -> None:
         ys.append(layer.forward(x)[0])
         layer.close()
     assert torch.equal(*ys)
+
+
+def test_tensors_of_a_file_do_as_well_as_random_ones(x: Tensor) -> None:
+    """The same blocks, once made by the layer and once given to it."""
+    sizes = (HIDDEN, INNER, EXPERTS, TOP_K)
+    made = HeterogeneousMoELayer(*sizes, weight_format="q8_0", activation="gelu", seed=3)
+    shapes = {name: tuple(tensor.shape) for name, tensor in random_weights(0).items()}
+    tensors = MemorySource.random(shapes, by_name("q8_0"), seed=3).tensors
+    given = HeterogeneousMoELayer(*sizes, weights=tensors, activation="gelu")
+    silu_instead = HeterogeneousMoELayer(*sizes, weights=tensors)
+    assert torch.equal(made(x)[0], given(x)[0])
+    assert not torch.equal(silu_instead(x)[0], given(x)[0])
+    assert given(x)[1].naive_weight_transfer_bytes % (3 * HIDDEN * INNER * 34 // 32) == 0
+    for layer in (made, given, silu_instead):
+        layer.close()
 
 
 def test_a_row_that_is_no_number_is_an_error_and_the_next_call_works(x: Tensor) -> None:
