@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, pack, run, serve
+from isthmus.cli import bench, pack, profile, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(run.run)
 app.command()(serve.serve)
 app.command()(bench.bench)
 app.command()(pack.pack)
+app.command()(profile.profile)
 
 
 def _print_version(value: bool) -> None:

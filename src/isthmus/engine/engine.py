@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -62,6 +64,7 @@ class Engine(StepLoop):
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
         self.plan = plan
+        self._routers = model.routers()
         self._split = split
         state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
         self.info = ModelInfo(
@@ -86,9 +89,20 @@ class Engine(StepLoop):
 
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
-        del self._executor
+        del self._executor, self._routers
         if self._split is not None:
             self._split.close()
+
+    def count_experts(self) -> dict[int, Counter[int]]:
+        """By layer, how many rows choose each expert from now on; the counts go on with every step."""
+        counts: dict[int, Counter[int]] = {layer: Counter() for layer in self._routers}
+
+        def counting(layer: int) -> Callable[[Tensor], None]:
+            return lambda ids: counts[layer].update(ids.flatten().tolist())
+
+        for layer, router in self._routers.items():
+            router.observe = counting(layer)
+        return counts
 
     def take_handoff_events(self) -> list[Event]:
         """What the hand-off did since the last call; nothing where there is none."""

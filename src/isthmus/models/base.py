@@ -15,6 +15,7 @@ from isthmus.models.keys import Keys
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
 from isthmus.modules.cache import PackedStore
+from isthmus.modules.router import Router
 from isthmus.modules.split import ExpertSplit
 from isthmus.weights.source import WeightSource
 
@@ -31,6 +32,9 @@ class Model(Protocol):
 
     def state_spec(self) -> list[StateKind]:
         """The kind of state of each layer."""
+
+    def routers(self) -> dict[int, Router]:
+        """By layer, of those that have experts."""
 
 
 class Layer(Protocol):
@@ -68,6 +72,11 @@ class Decoder:
         if not step.wants_all_logits:
             x = x.index_select(0, batch.logit_rows)
         return self.head(self.norm(x))
+
+    def routers(self) -> dict[int, Router]:
+        """By layer, of those that have experts."""
+        ffns = {i: getattr(layer, "ffn", None) for i, layer in enumerate(self.layers)}
+        return {i: ffn.router for i, ffn in ffns.items() if hasattr(ffn, "router")}
 
     def state_spec(self) -> list[StateKind]:
         return [layer.state_kind for layer in self.layers]

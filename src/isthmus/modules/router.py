@@ -8,6 +8,7 @@ weight = scores[chosen] (without the bias), divided by their sum if `normalise`,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None, *, exact: bool) -> None:
         self.config = config
+        self.observe: Callable[[Tensor], None] | None = None  # called with the ids of every step, if set
         self._exact = exact
         self._raw = (gate, bias)
 
@@ -64,6 +66,8 @@ class Router:
         ids = torch.empty(tokens, c.top_k, dtype=torch.int32)
         weights = torch.empty(tokens, c.top_k)
         self._choose(logits.data_ptr(), c.experts, tokens, ids.data_ptr(), weights.data_ptr())
+        if self.observe is not None:
+            self.observe(ids)
         return ids, weights
 
 
