@@ -76,7 +76,7 @@ class Decoder:
     def routers(self) -> dict[int, Router]:
         """By layer, of those that have experts."""
         ffns = {i: getattr(layer, "ffn", None) for i, layer in enumerate(self.layers)}
-        return {i: ffn.router for i, ffn in ffns.items() if hasattr(ffn, "router")}
+        return {i: ffn.router for i, ffn in ffns.items() if ffn is not None and hasattr(ffn, "router")}
 
     def state_spec(self) -> list[StateKind]:
         return [layer.state_kind for layer in self.layers]
