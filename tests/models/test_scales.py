@@ -14,7 +14,7 @@ import torch
 
 from isthmus.errors import MalformedFileError, ModelFileError, UnsupportedError
 from isthmus.formats.spec import by_name
-from isthmus.placement.cost import weight_bytes
+from isthmus.placement.sizes import weight_bytes
 from isthmus.weights.source import open_weights
 from models import tiny
 from models.steps import load, prompt_of, whole
