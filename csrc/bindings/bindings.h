@@ -36,6 +36,9 @@ class __attribute__((visibility("hidden"))) GilReleased {
   PyThreadState* state_;
 };
 
+// Of a binding that runs without the lock throughout.
+using Released = nanobind::call_guard<GilReleased>;
+
 void bind_machine(nanobind::module_& m);   // instruction sets, threads, read bandwidth
 void bind_weights(nanobind::module_& m);   // PackedWeight
 void bind_products(nanobind::module_& m);  // Linear, HeadLinear, Experts

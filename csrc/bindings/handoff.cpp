@@ -27,7 +27,6 @@ namespace nb = nanobind;
 namespace isthmus {
 namespace {
 
-using Released = nb::call_guard<GilReleased>;
 using MaybeReleased = std::optional<GilReleased>;
 
 // Ending waits for the coordinator's thread, which may want the interpreter's lock to drop a layer's experts.

@@ -28,8 +28,6 @@ namespace nb = nanobind;
 namespace isthmus {
 namespace {
 
-using Released = nb::call_guard<nb::gil_scoped_release>;
-
 std::vector<std::string> isa_names() {
   int count = 0;
   const char* const* names = runnable_isas(&count);

@@ -17,7 +17,6 @@ namespace nb = nanobind;
 namespace isthmus {
 namespace {
 
-using Released = nb::call_guard<nb::gil_scoped_release>;
 using Shared = std::shared_ptr<PackedWeights>;
 
 // A call's rows: more than any batch has, few enough for 32-bit places with any k.

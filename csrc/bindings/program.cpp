@@ -21,7 +21,7 @@ void bind_program(nb::module_& m) {
       .def(nb::init<>())
       .def("begin", &Program::begin)
       .def("end", &Program::end)
-      .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
+      .def("run", &Program::run, Released())
       .def("__len__", &Program::size);
   m.def("op_seconds", [] {
     nb::dict seconds;

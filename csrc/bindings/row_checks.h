@@ -27,7 +27,7 @@ class __attribute__((visibility("hidden"))) MaybeReleaseGil {  // as nanobind's 
   }
 
  private:
-  std::optional<nanobind::gil_scoped_release> released_;
+  std::optional<GilReleased> released_;
 };
 
 template <class T>

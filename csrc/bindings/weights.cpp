@@ -18,12 +18,10 @@ namespace nb = nanobind;
 namespace isthmus {
 namespace {
 
-using Released = nb::call_guard<nb::gil_scoped_release>;
-
 nb::bytes unpack(const PackedWeights& w) {
   nb::bytes file(nullptr, static_cast<size_t>(w.file_bytes()));
   auto* data = static_cast<uint8_t*>(const_cast<void*>(file.data()));
-  nb::gil_scoped_release released;
+  const GilReleased released;
   w.unpack(data);
   return file;
 }
@@ -31,7 +29,7 @@ nb::bytes unpack(const PackedWeights& w) {
 nb::bytes tiles(const PackedWeights& w) {
   nb::bytes all(nullptr, static_cast<size_t>(w.bytes()));
   auto* data = static_cast<uint8_t*>(const_cast<void*>(all.data()));
-  nb::gil_scoped_release released;
+  const GilReleased released;
   w.tiles(data);
   return all;
 }
