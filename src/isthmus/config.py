@@ -26,6 +26,11 @@ from isthmus.errors import UsageError
 # waste memory at the end of each sequence; 64 is also the step of the kernels.
 BLOCK_TOKENS = 64
 
+# Rows of the largest decode step that is recorded and run again as one native call, and that has slots of its
+# own in a hand-off, which a record names. A larger one spends so long in its products that Python between the
+# layers no longer counts.
+MAX_CAPTURED_ROWS = 32
+
 # A context larger than this is only reserved when asked for: a model's own limit (128k and more) would take
 # gigabytes of cache that a first try does not need.
 DEFAULT_CONTEXT_TOKENS = 8192

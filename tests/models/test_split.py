@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from isthmus.config import RunOptions
+from isthmus.config import MAX_CAPTURED_ROWS, RunOptions
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.models.base import Model, load_model
-from isthmus.modules.split import MAX_DECODE_ROWS, ExpertSplit, SplitExperts
+from isthmus.modules.split import ExpertSplit, SplitExperts
 from isthmus.native.handoff import Counters
 from isthmus.weights.source import open_weights
 from models import tiny
@@ -67,7 +67,7 @@ def test_everything_that_crossed_is_counted(path: Path) -> None:
     rows = sum(map(len, PROMPTS)) + DECODES * len(PROMPTS) + 2
     top_k = layers[0]._top_k
     assert (
-        sum(map(len, PROMPTS)) > MAX_DECODE_ROWS
+        sum(map(len, PROMPTS)) > MAX_CAPTURED_ROWS
     )  # through the ring, the decodes through slots of their own
     assert counted.submits == counted.waits == len(layers) * steps
     assert counted.bytes_x == counted.bytes_y == len(layers) * rows * model.config.hidden * 4

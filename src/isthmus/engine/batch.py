@@ -9,6 +9,7 @@ they take addresses and trust every index.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,11 +34,11 @@ class Batch:
     def num_rows(self) -> int:
         return self.tokens.shape[0]
 
-    @property
+    @cached_property
     def wants_all_logits(self) -> bool:
         return np.array_equal(self.logit_rows.numpy(), np.arange(self.num_rows))
 
-    @property
+    @cached_property
     def is_decode(self) -> bool:
         """One row of each sequence, all of which want logits."""
         return self.wants_all_logits and np.array_equal(self.sequences.numpy(), np.arange(self.num_rows))

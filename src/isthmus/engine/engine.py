@@ -65,7 +65,7 @@ class Engine(StepLoop):
         torch.set_num_threads(1)
         self.plan = plan
         self._routers = model.routers()
-        self._split = split
+        self._handoff = split.handoff if split else None
         state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
         self.info = ModelInfo(
             name=model_path.name.removesuffix(".gguf"),
@@ -82,7 +82,7 @@ class Engine(StepLoop):
             strategy=plan.strategy,
         )
         scheduler = Scheduler(plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens)
-        runner: Executor = Runner(model, state, BLOCK_TOKENS, split)
+        runner: Executor = Runner(model, state, BLOCK_TOKENS, self._handoff)
         if cache is not None:
             runner = _OverMappedWeights(runner, cache)
         super().__init__(runner, scheduler, self.info.vocab_size)
@@ -90,8 +90,8 @@ class Engine(StepLoop):
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
         del self._executor, self._routers
-        if self._split is not None:
-            self._split.close()
+        if self._handoff:
+            self._handoff.close()
 
     def count_experts(self) -> dict[int, Counter[int]]:
         """By layer, how many rows choose each expert from now on; the counts go on with every step."""
@@ -106,14 +106,12 @@ class Engine(StepLoop):
 
     def take_handoff_events(self) -> list[Event]:
         """What the hand-off did since the last call; nothing where there is none."""
-        handoff = self._split.handoff if self._split is not None else None
-        return handoff.take_events() if handoff is not None else []
+        return self._handoff.take_events() if self._handoff else []
 
     @property
     def handed_over(self) -> Counters | None:
         """What has crossed between devices so far; None where the CPU is the device of everything."""
-        handoff = self._split.handoff if self._split is not None else None
-        return handoff.counters() if handoff is not None else None
+        return self._handoff.counters() if self._handoff else None
 
 
 class _OverMappedWeights:

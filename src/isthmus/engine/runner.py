@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.engine.scheduler import StepPlan
+from isthmus.native.handoff import Handoff, abandoned_if_failing
 
 if TYPE_CHECKING:
     from isthmus.engine.state import State
     from isthmus.models.base import Model
-    from isthmus.modules.split import ExpertSplit
-
 
 log = logging.getLogger(__name__)
-
-# A decode of more rows spends so long in its products that Python between the layers no longer counts.
-MAX_CAPTURED_ROWS = 32
 
 
 class Runner:
     """A model and its state. Knows nothing of requests, sampling or text."""
 
-    def __init__(
-        self, model: Model, state: State, block_tokens: int, split: ExpertSplit | None = None
-    ) -> None:
-        """split: the hand-off of the model's experts, if it has one."""
-        self._split = split
+    def __init__(self, model: Model, state: State, block_tokens: int, handoff: Handoff | None = None) -> None:
+        """handoff: of the model's experts, if they have one."""
+        self._handoff = handoff
         self.model = model
         self.state = state
         self.block_tokens = block_tokens
@@ -46,7 +39,7 @@ class Runner:
 
         They are valid until the next step.
         """
-        with torch.inference_mode(), whole_steps(self._split):
+        with torch.inference_mode(), abandoned_if_failing(self._handoff):
             batch = make_batch(plan, self.block_tokens)
             if batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_decode:
                 return self._decode(batch)
@@ -63,17 +56,6 @@ class Runner:
         if captured.foreign:
             return self.model.forward(batch, self.state)
         return captured(batch)
-
-
-@contextmanager
-def whole_steps(split: ExpertSplit | None) -> Iterator[None]:
-    """What a failing step has handed over is dropped, so that the next one finds its slots free."""
-    try:
-        yield
-    except BaseException:
-        if split is not None and split.handoff is not None:
-            split.handoff.abandon()
-        raise
 
 
 def make_batch(plan: StepPlan, block_tokens: int) -> Batch:

@@ -30,7 +30,7 @@ from isthmus.modules.experts import pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.router import RouterConfig
 from isthmus.native import ops, rows
-from isthmus.native.handoff import Handoff, Inline, Slot, Threaded
+from isthmus.native.handoff import Handoff, Inline, Slot, Threaded, abandoned_if_failing
 from isthmus.weights.memory import MemorySource
 from isthmus.weights.source import RawTensor
 
@@ -137,15 +137,12 @@ class HeterogeneousMoELayer:
         with clock("handoff"):
             given = h.to(self.dtype)
             self._handoff.submit(slot, tokens, given.data_ptr(), ids.data_ptr(), weights.data_ptr())
-        try:
+        with abandoned_if_failing(self._handoff):
             with clock("shared"):
                 beside = self._shared(h) if self._shared else None
             returned = torch.empty(tokens, self.hidden_dim, dtype=self.dtype)
             with clock("wait"):
                 self._handoff.wait(slot, returned.data_ptr())
-        except BaseException:
-            self._handoff.abandon()
-            raise
         y = returned.float()
         shared = 0 if beside is None else beside.data_ptr()
         rows.join(y.data_ptr(), tokens, self.hidden_dim, shared=shared, residual=residual.data_ptr())
@@ -208,7 +205,7 @@ class _Clock:
 
 
 def _shapes(hidden: int, inner: int, experts: int, shared: int) -> dict[str, tuple[int, ...]]:
-    """Without the norm's, whose random values would be no norm."""
+    """Of a layer's tensors, by their names in a GGUF file."""
     shapes: dict[str, tuple[int, ...]] = {
         "ffn_norm.weight": (hidden,),
         "ffn_gate_inp.weight": (experts, hidden),

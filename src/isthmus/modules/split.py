@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.modules.experts import Matrices, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.native import ops, rows
 from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded
-
-# Rows up to here have a slot of their own in every layer, since a captured step names it; more share a ring.
-MAX_DECODE_ROWS = 32
 
 EVENTS = 1024  # kept of a hand-off: four a layer
 
@@ -48,7 +46,7 @@ class ExpertSplit:
     def slot(self, layer: int, num_rows: int) -> Slot:
         """A layer's own for the next power of two, or for a prefill chunk the next one of the ring."""
         assert self.handoff is not None
-        if num_rows <= MAX_DECODE_ROWS:
+        if num_rows <= MAX_CAPTURED_ROWS:
             bucket = 1 << (num_rows - 1).bit_length()
             if (layer, bucket) not in self._slots:
                 self._slots[layer, bucket] = self.handoff.register(layer, bucket)

@@ -16,6 +16,8 @@ exist, a value that is not finite, a time-out) is a HandoffError of its step tha
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -36,6 +38,7 @@ __all__ = [
     "Slot",
     "StreamMemOps",
     "Threaded",
+    "abandoned_if_failing",
     "on_stream",
     "probe",
 ]
@@ -126,6 +129,17 @@ class Handoff(Protocol):
     def close(self) -> None: ...
     def counters(self) -> Counters: ...
     def take_events(self) -> list[Event]: ...
+
+
+@contextmanager
+def abandoned_if_failing(handoff: Handoff | None) -> Iterator[None]:
+    """A step: what it has submitted is dropped if it fails, so that the next one finds its slots free."""
+    try:
+        yield
+    except BaseException:
+        if handoff is not None:
+            handoff.abandon()
+        raise
 
 
 class _Base:
