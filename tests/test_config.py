@@ -66,6 +66,12 @@ def test_a_size_that_cannot_be_meant(text: str) -> None:
         ({"strategy": "cpu", "gpu_memory": 1 << 30}, "so gpu_memory limits nothing"),
         ({"device": "cpu:0,1"}, "device cpu:0,1 is for a split between CPU threads and CPU threads"),
         ({"device": "cpu", "gpu_memory": 1 << 30}, "device cpu with gpu_memory is for a split"),
+        ({"residual_dtype": "f16"}, "residual_dtype must be one of bf16, f32"),
+        ({"strategy": "cpu", "residual_dtype": "bf16"}, "residual_dtype bf16 is for a GPU"),
+        (
+            {"device": "cpu", "strategy": "hybrid", "residual_dtype": "bf16"},
+            "residual_dtype bf16 is for a GPU",
+        ),
         ({"gpu_memory": 2.5}, "gpu_memory must be a whole number"),
         ({"device": 0}, "device must be cpu, cuda, cuda:0 or cuda:0,1, got 0"),
     ],

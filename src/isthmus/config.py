@@ -41,6 +41,7 @@ DEFAULT_CHUNK_TOKENS = 512
 
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 KV_DTYPES = ("bf16", "f32")
+RESIDUAL_DTYPES = ("bf16", "f32")
 STRATEGIES = ("auto", "cpu", "stream", "hybrid", "gpu")  # the table is placement/strategies
 
 
@@ -66,6 +67,8 @@ class RunOptions:
     strategy: Literal["auto", "cpu", "stream", "hybrid", "gpu"] = "auto"
     device: str | None = None  # see parse_devices; None: every GPU that can be used, else the CPU
     gpu_memory: int | None = None  # bytes of each GPU that may be filled; None: what is free
+    # Rows between layers and over the bus. None: bf16 on a GPU; f32 on the CPU, whose kernels know no other.
+    residual_dtype: Literal["bf16", "f32"] | None = None
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None:
@@ -82,6 +85,8 @@ class RunOptions:
             raise UsageError(f"exact_batching must be True or False, got {self.exact_batching!r}")
         if self.packed_cache is not None and not isinstance(self.packed_cache, bool):
             raise UsageError(f"packed_cache must be True, False or None, got {self.packed_cache!r}")
+        if self.residual_dtype is not None:
+            check_choice("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.gpu_memory is not None:
             check_int("gpu_memory", self.gpu_memory, 1, MAX_BYTES)
@@ -90,6 +95,9 @@ class RunOptions:
             raise UsageError(
                 f"strategy cpu uses no GPU, but the device is {self.device}; leave one of them out"
             )
+        on_cpu = self.strategy == "cpu" or bool(self.devices and not on_gpu)
+        if on_cpu and self.residual_dtype == "bf16":
+            raise UsageError("residual_dtype bf16 is for a GPU; the CPU's kernels keep rows in f32")
         if self.strategy == "cpu" and self.gpu_memory is not None:
             raise UsageError("strategy cpu uses no GPU, so gpu_memory limits nothing; leave one of them out")
         stand_in = self.devices[:1] != ("cpu",) or self.gpu_memory is not None
