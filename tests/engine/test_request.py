@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.config import RunOptions, cache_dir
-from isthmus.engine.request import Request, SamplingParams
+from isthmus.engine.request import Grammar, Request, SamplingParams
 from isthmus.errors import UsageError
 
 
@@ -33,6 +33,9 @@ def test_the_defaults_leave_the_distribution_alone() -> None:
         ("logit_bias", [{}, {0: -100, 5: 100.0}]),
         ("stop", [(), ["a"], ("x" * 1024,) * 64]),
         ("stop_token_ids", [(), [3, 4]]),
+        ("logprobs", [None, 0, 20]),
+        ("prompt_logprobs", [None, 0, 20]),
+        ("grammar", [None, Grammar("json_object"), Grammar("regex", "a+")]),
     ],
 )
 def test_values_within_bounds_are_taken(name: str, good: list[Any]) -> None:
@@ -58,6 +61,9 @@ def test_values_within_bounds_are_taken(name: str, good: list[Any]) -> None:
         ),
         ("stop", [("",), ["a"] * 65, ("x" * 1025,), (1,), 3]),
         ("stop_token_ids", [(-1,), ("a",), 3, [2**31], list(range(1025))]),
+        ("logprobs", [-1, 21, 1.0, True]),
+        ("prompt_logprobs", [-1, 21, "5"]),
+        ("grammar", ["a+", {"kind": "regex"}]),
     ],
 )
 def test_values_beyond_bounds_are_a_usage_error_that_names_them(name: str, bad: list[Any]) -> None:
@@ -133,3 +139,10 @@ def test_the_cache_folder() -> None:
     assert cache_dir({}) == Path.home() / ".cache" / "isthmus"
     with pytest.raises(UsageError, match="ISTHMUS_CACHE must be an absolute path"):
         cache_dir({"ISTHMUS_CACHE": "cache"})
+
+
+def test_a_grammar_of_no_known_kind_or_without_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="kind of a grammar must be one of json_object, json_schema"):
+        Grammar("ebnf", "x")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="up to 1048576 characters"):
+        Grammar("regex", "a" * (2**20 + 1))

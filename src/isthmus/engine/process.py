@@ -24,7 +24,7 @@ from typing import Literal
 
 from isthmus.config import RunOptions
 from isthmus.engine import wire
-from isthmus.engine.request import ModelInfo, Output, Request
+from isthmus.engine.request import EngineStats, ModelInfo, Output, Request
 from isthmus.errors import EngineError, IsthmusError
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class EngineProcess:
         self.info: ModelInfo | None = None  # of the last successful load
         self.failure: IsthmusError | None = None  # why the state is "failed"
         self.num_restarts = 0
+        self.stats = EngineStats()  # as of the last step that told
         self._start = wire.Start(str(model), options)
         self._on_progress = on_progress
         self._command = tuple(command)
@@ -136,6 +137,7 @@ class EngineProcess:
                 self._settled.set()
                 return
             self.num_restarts += 1
+            self.stats = EngineStats()
             self.state = "loading"
             self._settled.clear()
             log.warning("starting the engine again (%d of %d)", self.num_restarts, self._max_restarts)
@@ -174,6 +176,7 @@ class EngineProcess:
                 length = wire.payload_bytes(await reader.readexactly(4))
                 event = wire.decode_event(await reader.readexactly(length))
                 if isinstance(event, wire.Outputs):
+                    self.stats = event.stats or self.stats
                     for output in event.outputs:
                         self._deliver(output.request_id, output, last=output.finish_reason is not None)
                 elif isinstance(event, wire.Rejected):

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from isthmus.config import check_int
+from isthmus.config import check_choice, check_int
 from isthmus.errors import UsageError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -21,6 +21,9 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20  # alternatives shown of a token, as OpenAI's top_logprobs
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+MAX_SALT_CHARACTERS = 256
 MAX_INT = 2**31 - 1
 MAX_SEED = 2**64 - 1
 
@@ -28,12 +31,29 @@ MAX_SEED = 2**64 - 1
 GREEDY_TEMPERATURE = 1e-5
 
 
+GrammarKind = Literal["json_object", "json_schema", "lark", "regex"]
+GRAMMAR_KINDS = ("json_object", "json_schema", "lark", "regex")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must be. `text`: a JSON schema, a lark grammar, a regex; of json_object nothing."""
+
+    kind: GrammarKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("the kind of a grammar", self.kind, GRAMMAR_KINDS)
+        if not isinstance(self.text, str) or len(self.text) > MAX_GRAMMAR_CHARACTERS:
+            raise UsageError(f"a grammar is a string of up to {MAX_GRAMMAR_CHARACTERS} characters")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen. The defaults change nothing: the model's own distribution.
 
-    Order of application: repetition, frequency and presence penalty, logit bias, temperature, top_k, top_p,
-    min_p.
+    Order of application: repetition, frequency and presence penalty, logit bias, grammar, temperature, top_k,
+    top_p, min_p. Log-probabilities are those of the model before any of these.
     """
 
     temperature: float = 1.0  # 0 (and anything below 1e-5): the most probable token, ties to the lower id
@@ -48,6 +68,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # the answer ends before any of these; never part of the text
     stop_token_ids: tuple[int, ...] = ()  # end the answer as the model's own end token does
     max_tokens: int | None = None  # None: until the context is full
+    logprobs: int | None = None  # log-probability of each token, and of so many most probable ones
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens; the first has none
+    grammar: Grammar | None = None  # what the answer must be; None: anything
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 10.0)
@@ -61,6 +84,11 @@ class SamplingParams:
             check_int("seed", self.seed, 0, MAX_SEED)
         if self.max_tokens is not None:
             check_int("max_tokens", self.max_tokens, 1, MAX_INT)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise UsageError(f"grammar must be a Grammar or None, got {type(self.grammar).__name__}")
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
@@ -77,16 +105,37 @@ class SamplingParams:
 
 @dataclass
 class Request:
-    """One prompt to be continued. `stop_ids`: the tokenizer's end tokens and params.stop_token_ids."""
+    """One prompt to be continued. `stop_ids`: the tokenizer's end tokens and params.stop_token_ids.
+
+    Several answers to one prompt are several requests: those that come while the first is computed wait for
+    its blocks and share them. `cache_salt`: only requests of the same salt share cached prompts.
+    """
 
     id: str
     prompt: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise UsageError("the prompt has no tokens; at least one is needed")
+        if len(self.cache_salt) > MAX_SALT_CHARACTERS:
+            raise UsageError(
+                f"cache_salt may have {MAX_SALT_CHARACTERS} characters, got {len(self.cache_salt)}"
+            )
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How probable the model found a token, and which it found the most probable ones.
+
+    Natural logarithms, always finite, before penalties, bias, grammar and temperature.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), the most probable first
 
 
 @dataclass(frozen=True)
@@ -103,6 +152,43 @@ class Output:
     error: str | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    logprob: TokenLogprob | None = None  # of `token`, if params.logprobs asks for it
+    # With the first event after the prompt, if params.prompt_logprobs asks for it: one of each prompt token
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SlotStats:
+    """One request under way. `waiting`: not admitted yet, or preempted."""
+
+    request_id: str
+    waiting: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int  # of prompt and answer; below num_prompt_tokens: its prefill is at work
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Where the engine is, and what it has done since it was loaded."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_blocks: int = 0  # of the cache, each of block_tokens
+    num_used_blocks: int = 0  # held by running requests
+    num_cached_blocks: int = 0  # of the others, those that hold prefixes that may come again
+    block_tokens: int = 0
+    prompt_tokens: int = 0  # of all requests admitted
+    cached_tokens: int = 0  # of these, found in the prefix cache
+    output_tokens: int = 0
+    preemptions: int = 0
+    drafted_tokens: int = 0  # by speculation
+    accepted_tokens: int = 0  # of these
+    steps: int = 0
+    step_seconds: float = 0.0
+    slots: tuple[SlotStats, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +207,8 @@ class ModelInfo:
     nodes: int = 1  # NUMA nodes that the weights are split over
     nodes_reason: str = ""  # what was measured to choose them, if anything
     strategy: str = "cpu"  # see placement/strategies
+    parallel: int = 1  # requests computed together
+    kv_tokens: int = 0  # that the whole cache holds, shared by them
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, low_included: bool = True) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from isthmus import errors
 from isthmus.config import RunOptions
-from isthmus.engine.request import ModelInfo, Output, Request
+from isthmus.engine.request import EngineStats, ModelInfo, Output, Request
 
 _LENGTH = struct.Struct("<I")
 
@@ -54,9 +54,10 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """What one step gave, in order."""
+    """What one step gave, in order. `stats` come with every step that gives something, and some others."""
 
     outputs: list[Output]
+    stats: EngineStats | None = None
 
 
 class Failure(msgspec.Struct, tag=True):
