@@ -2,11 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
+from typer.main import get_command
 
 from cli.terminal import environment, isthmus
 from isthmus import __version__
+from isthmus.cli.main import app
+from isthmus.cli.options import RUN_OPTIONS
+from isthmus.config import RunOptions
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"], ["--version"]])
@@ -42,3 +47,15 @@ def test_help_names_the_options_of_run() -> None:
         "--isa",
     ):
         assert option in help_text
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "bench"])
+def test_every_option_of_a_run_is_on_the_command_line(command: str) -> None:
+    """A field of RunOptions is offered once in cli/options.py, and so by each command."""
+    only_in_the_environment = {"fake_numa"}  # for tests
+    assert set(RUN_OPTIONS) == {field.name for field in fields(RunOptions)} - only_in_the_environment
+    offered = {parameter.name: parameter for parameter in get_command(app).commands[command].params}
+    expected = RUN_OPTIONS.keys() - ({"context_tokens"} if command == "bench" else set())
+    assert {name: offered[name].default for name in expected} == {
+        field.name: field.default for field in fields(RunOptions) if field.name in expected
+    }

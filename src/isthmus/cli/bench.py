@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from isthmus.cli import options
-from isthmus.config import DEFAULT_CHUNK_TOKENS, DEFAULT_CONTEXT_TOKENS, check_int
+from isthmus.config import DEFAULT_CONTEXT_TOKENS, check_int
 
 
+@options.with_run_options(options.RUN_OPTIONS.keys() - {"context_tokens"})
 def bench(
     model: options.Model,
     prompt_tokens: Annotated[int, typer.Option("-p", "--prompt-tokens", help="Tokens of prompt.")] = 512,
@@ -21,15 +22,8 @@ def bench(
         Path | None,
         typer.Option(help="Write a Chrome trace of one decode step to this file.", show_default=False),
     ] = None,
-    threads: options.Threads = None,
-    isa: options.Isa = None,
-    kv_dtype: options.KvDtype = "bf16",
-    exact_batching: options.ExactBatching = False,
-    chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
-    packed_cache: options.PackedCache = None,
-    strategy: options.Strategy = "auto",
-    device: options.Device = None,
-    gpu_memory: options.GpuMemory = None,
+    *,
+    run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
     """Measure prefill and decode, the latter against what the memory gives."""
@@ -37,23 +31,12 @@ def bench(
     check_int("-p", prompt_tokens, 1, 1 << 20)
     check_int("-n", new_tokens, 1, 1 << 20)
     need = prompt_tokens + new_tokens + 1
-    run_options = {
-        "context_tokens": need if need > DEFAULT_CONTEXT_TOKENS else None,
-        "threads": threads,
-        "isa": isa,
-        "kv_dtype": kv_dtype,
-        "exact_batching": exact_batching,
-        "chunk_tokens": chunk,
-        "packed_cache": packed_cache,
-        "strategy": strategy,
-        "device": device,
-        "gpu_memory": gpu_memory,
-    }
+    ctx = need if need > DEFAULT_CONTEXT_TOKENS else None
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions
     from isthmus.resolve import resolve_model
 
-    checked = RunOptions.from_kwargs(**run_options).with_environment()
+    checked = RunOptions.from_kwargs(**run_options, context_tokens=ctx).with_environment()
     with bar(Path(model).name) as progress:
         path = resolve_model(model, progress=progress)
         from isthmus.cli.measure import measure

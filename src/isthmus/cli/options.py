@@ -2,45 +2,92 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Annotated
+from collections.abc import Callable, Collection
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
-from isthmus.config import ISA_NAMES, KV_DTYPES, STRATEGIES
+from isthmus.config import ISA_NAMES, KV_DTYPES, STRATEGIES, RunOptions
 from isthmus.errors import UsageError
 
 Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A .gguf file (any shard of a split one), demo, or dummy:SHAPE."),
 ]
-Ctx = Annotated[
-    int | None, typer.Option("--ctx", help="Context in tokens. Default: the model's, 8192, or what fits.")
-]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: one per physical core.")]
-Isa = Annotated[str | None, typer.Option(help=f"Instruction set: {', '.join(ISA_NAMES)}. Default: the best.")]
-KvDtype = Annotated[str, typer.Option("--kv-dtype", help=f"Values in the cache: {', '.join(KV_DTYPES)}.")]
-ExactBatching = Annotated[
-    bool,
-    typer.Option("--exact-batching", help="One driver for every row count: the same bits, slower prefill."),
-]
-Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in one step.")]
-PackedCache = Annotated[
-    bool | None,
-    typer.Option(
-        "--packed-cache/--no-packed-cache",
-        help="Store the packed weights for later starts; or ignore them. Default: use what is stored.",
-        show_default=False,
-    ),
-]
-Strategy = Annotated[str, typer.Option(help=f"Where the model's parts go: {', '.join(STRATEGIES)}.")]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:0 or cuda:0,1. Default: every GPU, else the CPU.")
-]
-GpuMemory = Annotated[
-    str | None, typer.Option(help="Memory to fill of each GPU, such as 20GiB. Default: what is free.")
-]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the engine's log.")]
+
+# Options of a run: field of RunOptions -> type and option on the command line. Defaults are the fields'.
+RUN_OPTIONS: dict[str, Any] = {
+    "context_tokens": Annotated[
+        int | None, typer.Option("--ctx", help="Context in tokens. Default: the model's, 8192, or what fits.")
+    ],
+    "threads": Annotated[int | None, typer.Option(help="CPU threads. Default: one per physical core.")],
+    "isa": Annotated[
+        str | None, typer.Option(help=f"Instruction set: {', '.join(ISA_NAMES)}. Default: the best.")
+    ],
+    "kv_dtype": Annotated[str, typer.Option(help=f"Values in the cache: {', '.join(KV_DTYPES)}.")],
+    "exact_batching": Annotated[
+        bool,
+        typer.Option("--exact-batching", help="One driver for every row count: same bits, slower prefill."),
+    ],
+    "chunk_tokens": Annotated[int, typer.Option("--chunk", help="Prompt tokens computed in one step.")],
+    "packed_cache": Annotated[
+        bool | None,
+        typer.Option(
+            "--packed-cache/--no-packed-cache",
+            help="Store the packed weights for later starts; or ignore them. Default: use what is stored.",
+            show_default=False,
+        ),
+    ],
+    "strategy": Annotated[str, typer.Option(help=f"Where the model's parts go: {', '.join(STRATEGIES)}.")],
+    "device": Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:0 or cuda:0,1. Default: every GPU, else the CPU.")
+    ],
+    "gpu_memory": Annotated[
+        str | None, typer.Option(help="Memory to fill of each GPU, such as 20GiB. Default: what is free.")
+    ],
+}
+
+
+def with_run_options(
+    names: Collection[str] = RUN_OPTIONS.keys(),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these of RUN_OPTIONS in the place of its parameter `run_options`.
+
+    There it gets them as a dict, which RunOptions.from_kwargs takes.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        defaults = {field.name: field.default for field in fields(RunOptions)}
+        offered = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+            for name, kind in RUN_OPTIONS.items()
+            if name in names
+        ]
+
+        @wraps(command)
+        def with_options(**given: Any) -> None:
+            run_options = {option.name: given.pop(option.name) for option in offered}
+            command(**given, run_options=run_options)
+
+        parameters: list[inspect.Parameter] = []
+        for own in signature.parameters.values():
+            parameters += offered if own.name == "run_options" else [_by_keyword(own)]
+        # What typer reads: both the parameters and their types.
+        with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {own.name: own.annotation for own in parameters}
+        return with_options
+
+    return decorate
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def configure_logging(debug: bool) -> None:

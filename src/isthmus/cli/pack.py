@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from isthmus.cli import options
 
 
+@options.with_run_options(("threads",))
 def pack(
     model: options.Model,
-    threads: options.Threads = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the cache that is there.")] = False,
+    *,
+    run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
     """Store MODEL's packed weights, so that later starts map them instead of packing them again.
@@ -29,15 +31,15 @@ def pack(
     from isthmus.resolve import resolve_model
 
     options.configure_logging(debug)
-    run_options = RunOptions(threads=threads).with_environment()
+    checked = RunOptions.from_kwargs(**run_options).with_environment()
     with bar(Path(model).name) as progress:
         path = resolve_model(model, progress=progress)
         from isthmus import native
         from isthmus.engine.packed_cache import cache_path, make_cache, verify_cache
         from isthmus.weights.source import open_weights
 
-        if run_options.threads is not None:
-            native.set_threads(run_options.threads)
+        if checked.threads is not None:
+            native.set_threads(checked.threads)
         started = time.perf_counter()
         with closing(open_weights(path)) as source:
             if check:

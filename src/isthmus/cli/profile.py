@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from isthmus.cli import options
-from isthmus.config import DEFAULT_CHUNK_TOKENS
 
 
+@options.with_run_options(("threads", "isa", "chunk_tokens", "packed_cache"))
 def profile(
     model: options.Model,
     text: Annotated[Path, typer.Argument(help="A text like those the model will be used on, UTF-8.")],
@@ -19,10 +19,8 @@ def profile(
         typer.Option("-o", "--output", help="File to write. Default: standard output.", show_default=False),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of the text to use, at most.")] = 100_000,
-    threads: options.Threads = None,
-    isa: options.Isa = None,
-    chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
-    packed_cache: options.PackedCache = None,
+    *,
+    run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
     """Count how often each expert of MODEL is chosen on TEXT, and write that as JSON."""
@@ -38,8 +36,7 @@ def profile(
         raise UsageError(f"{text}: the text cannot be read: {error}") from None
     if not words.strip():
         raise UsageError(f"{text}: the text is empty, nothing can be counted")
-    checked = {"threads": threads, "isa": isa, "chunk_tokens": chunk, "packed_cache": packed_cache}
-    run_options = RunOptions.from_kwargs(**checked, strategy="cpu").with_environment()
+    checked = RunOptions.from_kwargs(**run_options, strategy="cpu").with_environment()
     with bar(Path(model).name) as progress:
         from contextlib import closing
 
@@ -52,7 +49,7 @@ def profile(
         path = resolve_model(model, progress=progress)
         with closing(open_weights(path)) as source:
             tokenizer = Tokenizer.from_gguf(source.metadata)
-            engine = Engine(path, run_options, progress, source)
+            engine = Engine(path, checked, progress, source)
     say(describe(engine.info))
     tokens = tokenizer.encode(words, add_special=True, parse_special=False)
     counted = count_experts(engine, tokens[:max_tokens])

@@ -10,7 +10,6 @@ import typer
 
 from isthmus.cli import options
 from isthmus.cli.interrupt import Interrupt
-from isthmus.config import DEFAULT_CHUNK_TOKENS
 from isthmus.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from isthmus.engine.request import SamplingParams
 
 
+@options.with_run_options()
 def run(
     model: options.Model,
     prompt: Annotated[
@@ -36,16 +36,8 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue PROMPT as text, without a chat template.")
     ] = False,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
-    isa: options.Isa = None,
-    kv_dtype: options.KvDtype = "bf16",
-    exact_batching: options.ExactBatching = False,
-    chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
-    packed_cache: options.PackedCache = None,
-    strategy: options.Strategy = "auto",
-    device: options.Device = None,
-    gpu_memory: options.GpuMemory = None,
+    *,
+    run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
     """Answer PROMPT, or chat if there is none. Only the answer goes to standard output."""
@@ -69,18 +61,6 @@ def run(
     if raw and system is not None:
         raise UsageError("--raw uses no chat template, so --system has no place; put it into PROMPT")
 
-    run_options = {
-        "context_tokens": ctx,
-        "threads": threads,
-        "isa": isa,
-        "kv_dtype": kv_dtype,
-        "exact_batching": exact_batching,
-        "chunk_tokens": chunk,
-        "packed_cache": packed_cache,
-        "strategy": strategy,
-        "device": device,
-        "gpu_memory": gpu_memory,
-    }
     llm = _load(model, run_options)
     if question is None:
         from isthmus.cli.chat import Chat

@@ -7,12 +7,11 @@ anything is loaded. While the weights load, /health answers 503.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isthmus.cli import options
-from isthmus.config import DEFAULT_CHUNK_TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 
+@options.with_run_options()
 def serve(
     model: options.Model,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -34,16 +34,8 @@ def serve(
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; more get 503.")] = 32,
     drain: Annotated[float, typer.Option(help="Seconds that answers may take to end after SIGTERM.")] = 30.0,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
-    isa: options.Isa = None,
-    kv_dtype: options.KvDtype = "bf16",
-    exact_batching: options.ExactBatching = False,
-    chunk: options.Chunk = DEFAULT_CHUNK_TOKENS,
-    packed_cache: options.PackedCache = None,
-    strategy: options.Strategy = "auto",
-    device: options.Device = None,
-    gpu_memory: options.GpuMemory = None,
+    *,
+    run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
     """Serve MODEL over HTTP with OpenAI's protocol."""
@@ -63,17 +55,13 @@ def serve(
     server_options = ServerOptions(
         host=host, port=port, api_key=api_key, insecure=insecure, max_queue=max_queue, drain_s=drain
     )
-    run_options = RunOptions.from_kwargs(
-        context_tokens=ctx, threads=threads, isa=isa, kv_dtype=kv_dtype, exact_batching=exact_batching,
-        chunk_tokens=chunk, packed_cache=packed_cache, strategy=strategy, device=device,
-        gpu_memory=gpu_memory,
-    )  # fmt: skip
+    checked = RunOptions.from_kwargs(**run_options)
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:
         progress = while_loading.enter_context(bar(model))
         path = resolve_model(model, progress=progress)
         names = tuple(dict.fromkeys([*(alias or ()), _default_name(model, path)]))
         tokenizer, template = _text_side(path)
-        engine = EngineProcess(path, run_options, on_progress=progress)
+        engine = EngineProcess(path, checked, on_progress=progress)
         app = create_app(engine, tokenizer, template, names, server_options)
 
         def loaded(info: ModelInfo | None) -> None:
