@@ -1,4 +1,4 @@
-"""What the step loop asks of grammars: compile one, forbid tokens before they are sampled, be told the choice.
+"""What the step loop asks of grammars: compile one, forbid tokens before sampling, be told the choice.
 
 The loop knows no grammar library; whoever makes it hands in a `Grammars`. Compiling runs in a thread of the
 loop's, since it may take a second: the request waits meanwhile and the others go on. Masking runs once a step
