@@ -1,7 +1,7 @@
-"""One request at the engine, as text: tokens in, pieces of text out, stop strings and the end in between.
+"""One request at the engine, as an answer: tokens in, events and at last a reason out.
 
 Tokens become text when they arrive, not when the client reads: a stop string ends the engine's work at once
-also for a slow reader, whose unread text waits here joined into one piece (at most a context of it).
+also for a slow reader, whose unread events wait here joined (at most a context of them).
 """
 
 from __future__ import annotations
@@ -10,56 +10,68 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import Output, Request
 from isthmus.errors import EngineError, IsthmusError
+from isthmus.server.events import Event, Parser, PlainParser, ToolCall, joined
 from isthmus.tokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass
+class Piece:
+    """What came since the last one. The piece with a finish_reason is the last of its choice."""
+
+    index: int  # of the choice
+    events: list[Event] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
 
 
 class Generation:
     """Adds `request` to the engine. Whoever makes one calls `close` in the end; `on_end` is called once."""
 
     def __init__(
-        self, engine: EngineProcess, request: Request, detokenizer: Detokenizer, on_end: Callable[[], None]
+        self,
+        engine: EngineProcess,
+        request: Request,
+        detokenizer: Detokenizer,
+        *,
+        parser: Parser | None = None,
+        changed: asyncio.Event | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is set whenever `take` or `error` has something new; several may share one."""
         self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
         self.num_prompt_tokens = len(request.prompt)
         self.num_output_tokens = 0
         self.id = request.id
         self._engine = engine
         self._detokenizer = detokenizer
+        self._parser = parser or PlainParser()
         self._on_end = on_end
-        self._unread = ""
+        self._unread: list[Event] = []
+        self._has_called = False
         self._ended = False
-        self._error: Exception | None = None
-        self._changed = asyncio.Event()
+        self._changed = changed or asyncio.Event()
         self._added_at = time.monotonic()
         self._first_at: float | None = None
         engine.add(request, self._receive)
 
-    async def started(self) -> None:
-        """Returns when the first token has come or the answer has ended; raises the error that ended it."""
-        await self._changed.wait()
-        if self._error is not None:
-            raise self._error
+    @property
+    def ended(self) -> bool:
+        return self._ended
 
-    async def pieces(self) -> AsyncGenerator[str, None]:
-        """The text as it comes, no piece empty. Raises the error that ended it, after the text before it."""
-        ended = False
-        while not ended:
-            await self._changed.wait()
-            self._changed.clear()
-            text, self._unread, ended = self._unread, "", self._ended
-            if text:
-                yield text
-        if self._error is not None:
-            raise self._error
+    def take(self) -> list[Event]:
+        """The events since the last call."""
+        events, self._unread = self._unread, []
+        return events
 
     def close(self) -> None:
         """Ends the engine's work on it, if there is any left. Idempotent."""
@@ -76,7 +88,7 @@ class Generation:
                 raise EngineError(event.error or "the engine gave the request up")
             self._take(event)
         except Exception as error:
-            self._error = error
+            self.error = error
             self._engine.cancel(self.id)
             self._end(f"error: {error}")
 
@@ -84,18 +96,25 @@ class Generation:
         self.num_output_tokens = event.num_output_tokens
         if self._first_at is None:
             self._first_at = time.monotonic()
-        if event.token is not None:
-            self._unread += self._detokenizer.push(event.token)
+        text = self._detokenizer.push(event.token) if event.token is not None else ""
+        reason: FinishReason | None = None
         if self._detokenizer.stopped is not None:
-            self.finish_reason = "stop"
+            reason = "stop"
             if event.finish_reason is None:
                 self._engine.cancel(self.id)
         elif event.finish_reason is not None:
-            self.finish_reason = "length" if event.finish_reason == "length" else "stop"
-            self._unread += self._detokenizer.finish()
-        if self.finish_reason is not None:
+            reason = "length" if event.finish_reason == "length" else "stop"
+            text += self._detokenizer.finish()
+        self._parse(text, last=reason is not None)
+        if reason is not None:
+            self.finish_reason = "tool_calls" if self._has_called and reason == "stop" else reason
             self._end(self.finish_reason)
         self._changed.set()
+
+    def _parse(self, text: str, *, last: bool) -> None:
+        events = [*self._parser.push(text), *(self._parser.finish() if last else ())]
+        self._has_called = self._has_called or any(isinstance(event, ToolCall) for event in events)
+        self._unread = joined([*self._unread, *events])
 
     def _end(self, how: str) -> None:
         self._ended = True
@@ -111,3 +130,48 @@ class Generation:
         if self.num_output_tokens > 1 and now > self._first_at:
             text += f" at {(self.num_output_tokens - 1) / (now - self._first_at):.1f} tok/s"
         return text
+
+
+class Choices:
+    """The answers to one HTTP request: one, or `n` of them, or `n` for each of several prompts."""
+
+    def __init__(self, request_id: str, on_end: Callable[[], None]) -> None:
+        """`on_end` gives the place in the queue back: when all have ended, read or not. Called more than once."""
+        self.id = request_id
+        self.generations: list[Generation] = []
+        self.changed = asyncio.Event()
+        self._on_end = on_end
+
+    def one_ended(self) -> None:
+        if all(each.ended for each in self.generations):
+            self._on_end()
+
+    async def started(self) -> None:
+        """Returns when something has come; raises the error that ended a choice."""
+        await self.changed.wait()
+        self._raise()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """What comes, choice by choice. Raises the error that ended one, after the events before it."""
+        open_choices = list(enumerate(self.generations))
+        while open_choices:
+            await self.changed.wait()
+            self.changed.clear()
+            for index, generation in list(open_choices):
+                events, ended = generation.take(), generation.ended
+                if events or (ended and generation.error is None):
+                    yield Piece(index, events, generation.finish_reason if ended else None)
+                if ended:
+                    open_choices.remove((index, generation))
+            self._raise()
+
+    def close(self) -> None:
+        """Ends the engine's work on all that have not ended. Idempotent."""
+        for generation in self.generations:
+            generation.close()
+        self._on_end()
+
+    def _raise(self) -> None:
+        error = next((each.error for each in self.generations if each.error is not None), None)
+        if error is not None:
+            raise error

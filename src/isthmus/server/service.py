@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.engine.process import EngineProcess
-from isthmus.engine.request import ModelInfo, Request, SamplingParams
+from isthmus.engine.request import MAX_SEED, ModelInfo, Request, SamplingParams
 from isthmus.errors import ContextLengthError, UsageError
 from isthmus.server.errors import ApiError, unavailable
-from isthmus.server.generation import Generation
+from isthmus.server.events import Parser, PlainParser
+from isthmus.server.generation import Choices, Generation
 from isthmus.server.options import ServerOptions
-from isthmus.server.schemas import ChatRequest
+from isthmus.server.parsing import parser_for
+from isthmus.server.schemas.chat import ChatRequest
 from isthmus.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -76,6 +79,11 @@ class Service:
             message = f"the model {name[:100]!r} is not served here; this server has {self.model_id!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    def require(self, name: str | None) -> ModelInfo:
+        """The model of a request that calls it `name`; ApiError 404 or 503."""
+        self.check_model(name)
+        return self.require_ready()
+
     def require_ready(self) -> ModelInfo:
         """The loaded model; ApiError 503 while there is none."""
         if self.engine.state == "loading":
@@ -85,25 +93,51 @@ class Service:
             raise ApiError(503, message, code="engine_dead")
         return self.engine.info
 
-    async def start_chat(self, chat: ChatRequest) -> Generation:
-        """A request on its way to an answer. The caller closes it."""
-        self.check_model(chat.model)
-        info = self.require_ready()
+    async def start_chat(self, chat: ChatRequest) -> Choices:
+        """The answers to a conversation, under way. The caller closes them."""
+        info = self.require(chat.model)
         params = chat.sampling_params()
         _check_token_ids(params, info.vocab_size)
-        leave = self._admit()
+
+        async def prompts() -> list[list[int]]:
+            return [await self._in_thread(lambda: self._prompt_of(chat, info))]
+
+        return await self.start("chatcmpl", prompts, params, chat.num_choices, lambda: parser_for(chat))
+
+    async def start(
+        self,
+        kind: str,
+        prompts: Callable[[], Awaitable[list[list[int]]]],
+        params: SamplingParams,
+        num_choices: int = 1,
+        parser: Callable[[], Parser] = PlainParser,
+    ) -> Choices:
+        """`num_choices` answers to each prompt, which are made once the request has its place."""
+        choices = Choices(f"{kind}-{uuid.uuid4().hex}", on_end=self._admit())
         try:
-            prompt = await self._in_thread(lambda: self._prompt_of(chat, info))
+            made = await prompts()
             self.require_ready()  # again: the engine may have died meanwhile
-            request = Request(
-                id=f"chatcmpl-{uuid.uuid4().hex}",
-                prompt=prompt,
-                params=params,
-                stop_ids=self.tokenizer.stop_ids | frozenset(params.stop_token_ids),
-            )
-            return Generation(self.engine, request, Detokenizer(self.tokenizer, params.stop), on_end=leave)
+            stop_ids = self.tokenizer.stop_ids | frozenset(params.stop_token_ids)
+            num_requests = len(made) * num_choices
+            for index in range(num_requests):
+                own = params if params.seed is None else replace(params, seed=_seed(params.seed, index))
+                generation = Generation(
+                    self.engine,
+                    Request(
+                        id=choices.id if num_requests == 1 else f"{choices.id}-{index}",
+                        prompt=made[index // num_choices],
+                        params=own,
+                        stop_ids=stop_ids,
+                    ),
+                    Detokenizer(self.tokenizer, params.stop),
+                    parser=parser(),
+                    changed=choices.changed,
+                    on_end=choices.one_ended,
+                )
+                choices.generations.append(generation)
+            return choices
         except BaseException:
-            leave()
+            choices.close()
             raise
 
     def _prompt_of(self, chat: ChatRequest, info: ModelInfo) -> list[int]:
@@ -146,6 +180,11 @@ class Service:
             inside = False
 
         return leave
+
+
+def _seed(seed: int, index: int) -> int:
+    """Choices of one request differ; the first is that of the seed alone."""
+    return (seed + index) & MAX_SEED
 
 
 def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from isthmus.server.errors import ClientGone, as_api_error
+from isthmus.server.generation import Choices
 
 T = TypeVar("T")
 
@@ -89,6 +90,24 @@ class EventStream(Response):
             data = frame(as_api_error(error).body)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+async def stream_of(
+    choices: Choices, frames: AsyncGenerator[bytes, None], ping_interval_s: float
+) -> EventStream:
+    """The response that streams `frames`, once there is something to stream; it closes `choices`.
+
+    Waits for the first event, so that an error before it has a real status, but no longer than for a ping.
+    """
+    try:
+        async with asyncio.timeout(ping_interval_s):
+            await choices.started()
+    except TimeoutError:
+        pass  # a long prefill: the stream begins with pings
+    except BaseException:
+        choices.close()
+        raise
+    return EventStream(frames, ping_interval_s=ping_interval_s, on_end=choices.close)
 
 
 async def _with_pings(frames: AsyncIterator[bytes], interval_s: float) -> AsyncIterator[bytes]:

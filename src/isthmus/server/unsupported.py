@@ -15,7 +15,6 @@ from isthmus.server.errors import ApiError
 # Field -> values that ask for nothing. Whoever builds a feature takes its line out.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # several answers
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     # tools

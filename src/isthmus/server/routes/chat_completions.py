@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: one answer to a conversation, whole or as a stream.
+"""`POST /v1/chat/completions`: answers to a conversation, whole or as a stream.
 
 A request that fails before its first token is an HTTP error also when it asked for a stream: the headers wait
 for that token, or for the first ping if it takes long.
@@ -6,9 +6,8 @@ for that token, or for the first ping if it takes long.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,11 +16,14 @@ from fastapi.responses import JSONResponse, Response
 from isthmus import __version__
 from isthmus.server.body import read_model
 from isthmus.server.errors import ApiError
-from isthmus.server.generation import Generation
+from isthmus.server.events import Content, Event, Reasoning, ToolCall
+from isthmus.server.generation import Choices, Piece
 from isthmus.server.openapi import documented_body
-from isthmus.server.schemas import ChatRequest
+from isthmus.server.schemas.base import Sampling
+from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.service import Service
-from isthmus.server.sse import EventStream, frame, until_gone
+from isthmus.server.sse import frame, stream_of, until_gone
+from isthmus.server.usage import usage_of
 
 
 def build(service: Service) -> APIRouter:
@@ -35,66 +37,22 @@ def build(service: Service) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         chat = await read_model(request, ChatRequest, service.options)
-        if chat.stream_options is not None and not chat.stream:
-            message = "stream_options says how to stream: send 'stream': true with it"
-            raise ApiError(400, message, param="stream_options", code="invalid_value")
+        check_stream_options(chat)
         answer = _stream if chat.stream else _whole
         return await until_gone(request.receive, answer(service, chat))
 
     return router
 
 
-async def _whole(service: Service, chat: ChatRequest) -> Response:
-    generation = await service.start_chat(chat)
-    try:
-        text = "".join([piece async for piece in generation.pieces()])
-    finally:
-        generation.close()
-    message = {"role": "assistant", "content": text, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": generation.finish_reason}
-    head = _head(service, generation, "chat.completion")
-    return JSONResponse(head | {"choices": [choice], "usage": _usage(generation)})
+def check_stream_options(request: Sampling) -> None:
+    if request.stream_options is not None and not request.stream:
+        message = "stream_options says how to stream: send 'stream': true with it"
+        raise ApiError(400, message, param="stream_options", code="invalid_value")
 
 
-async def _stream(service: Service, chat: ChatRequest) -> Response:
-    generation = await service.start_chat(chat)
-    interval_s = service.options.ping_interval_s
-    try:
-        async with asyncio.timeout(interval_s):
-            await generation.started()
-    except TimeoutError:
-        pass  # a long prefill: the stream begins with pings
-    except BaseException:
-        generation.close()
-        raise
-    head = _head(service, generation, "chat.completion.chunk")
-    frames = _chunks(head, generation, include_usage=chat.include_usage)
-    return EventStream(frames, ping_interval_s=interval_s, on_end=generation.close)
-
-
-async def _chunks(
-    head: dict[str, Any], generation: Generation, *, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    """Role, then text, then the reason of the end, then the usage if it was asked for."""
-    if include_usage:
-        head = head | {"usage": None}  # on every chunk but the last, as OpenAI does
-
-    def chunk(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return frame(head | {"choices": [choice]})
-
-    await generation.started()
-    yield chunk({"role": "assistant", "content": ""})
-    async for piece in generation.pieces():
-        yield chunk({"content": piece})
-    yield chunk({}, generation.finish_reason)
-    if include_usage:
-        yield frame(head | {"choices": [], "usage": _usage(generation)})
-
-
-def _head(service: Service, generation: Generation, kind: str) -> dict[str, Any]:
+def head_of(service: Service, request_id: str, kind: str) -> dict[str, Any]:
     return {
-        "id": generation.id,
+        "id": request_id,
         "object": kind,
         "created": int(time.time()),
         "model": service.model_id,
@@ -102,6 +60,87 @@ def _head(service: Service, generation: Generation, kind: str) -> dict[str, Any]
     }
 
 
-def _usage(generation: Generation) -> dict[str, int]:
-    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+async def _whole(service: Service, chat: ChatRequest) -> Response:
+    choices = await service.start_chat(chat)
+    try:
+        events: list[list[Event]] = [[] for _ in choices.generations]
+        async for piece in choices.pieces():
+            events[piece.index] += piece.events
+    finally:
+        choices.close()
+    answers = [
+        {
+            "index": index,
+            "message": message_of(events[index]),
+            "logprobs": None,
+            "finish_reason": generation.finish_reason,
+        }
+        for index, generation in enumerate(choices.generations)
+    ]
+    head = head_of(service, choices.id, "chat.completion")
+    return JSONResponse(head | {"choices": answers, "usage": usage_of(choices, chat.num_choices)})
+
+
+def message_of(events: Sequence[Event]) -> dict[str, Any]:
+    """The events of a whole answer as an assistant's message; content is null only beside tool calls."""
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, ToolCall):
+            calls.append(
+                {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+            )
+        elif not isinstance(event, Content | Reasoning):
+            calls[event.index]["function"]["arguments"] += event.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    return message
+
+
+async def _stream(service: Service, chat: ChatRequest) -> Response:
+    choices = await service.start_chat(chat)
+    return await stream_of(choices, _chunks(service, chat, choices), service.options.ping_interval_s)
+
+
+async def _chunks(service: Service, chat: ChatRequest, choices: Choices) -> AsyncGenerator[bytes, None]:
+    """For each choice its role, its events, the reason of its end; then the usage if it was asked for."""
+    head = head_of(service, choices.id, "chat.completion.chunk")
+    if chat.include_usage:
+        head = head | {"usage": None}  # on every chunk but the last, as OpenAI does
+
+    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return frame(head | {"choices": [choice]})
+
+    await choices.started()
+    for index in range(len(choices.generations)):
+        yield chunk(index, {"role": "assistant", "content": ""})
+    async for piece in choices.pieces():
+        for delta in _deltas(piece):
+            yield chunk(piece.index, delta)
+        if piece.finish_reason is not None:
+            yield chunk(piece.index, {}, piece.finish_reason)
+    if chat.include_usage:
+        yield frame(head | {"choices": [], "usage": usage_of(choices, chat.num_choices)})
+
+
+def _deltas(piece: Piece) -> list[dict[str, Any]]:
+    return [delta_of(event) for event in piece.events]
+
+
+def delta_of(event: Event) -> dict[str, Any]:
+    """A tool call is named once, with its index, id and type; then come parts of its arguments."""
+    if isinstance(event, Content):
+        return {"content": event.text}
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text}
+    if isinstance(event, ToolCall):
+        function = {"name": event.name, "arguments": ""}
+        return {
+            "tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]
+        }
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}

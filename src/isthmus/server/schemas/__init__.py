@@ -1,0 +1,1 @@
+"""Request bodies, a file for each endpoint or dialect."""
