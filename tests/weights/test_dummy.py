@@ -24,27 +24,53 @@ def parameters(raw: RawTensor) -> int:
     return math.prod(raw.shape)
 
 
-@pytest.mark.parametrize(
-    ("shape", "billions", "active"),
-    [  # total and active per token, as the models' authors give them
-        ("deepseek-v3", 671, 37),
-        ("kimi-k2", 1026, 32),
-        ("qwen3-235b-a22b", 235, 22),
-        ("qwen3-30b-a3b", 30.5, 3.3),
-        ("mixtral-8x7b", 46.7, 12.9),
-        ("deepseek-v2-lite", 15.7, 2.4),
-    ],
-)
-def test_parameters_are_as_published(shape: str, billions: float, active: float) -> None:
+# Billions of parameters in all and active per token, as the models' authors publish them.
+PUBLISHED = {
+    "deepseek-v3": (671, 37),  # arXiv 2412.19437
+    "deepseek-r1": (671, 37),  # arXiv 2501.12948
+    "deepseek-v2-lite": (15.7, 2.4),  # arXiv 2405.04434, appendix B
+    "kimi-k2": (1026, 32),  # README of moonshotai/Kimi-K2-Instruct: 1T, and 1026 B in its safetensors index
+    "qwen3-235b-a22b": (235, 22),  # arXiv 2505.09388
+    "qwen3-30b-a3b": (30.5, 3.3),  # README of Qwen/Qwen3-30B-A3B
+    "mixtral-8x7b": (46.7, 12.9),  # mistral.ai/news/mixtral-of-experts
+    "glm-4.5": (355, 32),  # arXiv 2508.06471, with 4 B of an MTP layer, without 1.6 B of embedding and head
+    "glm-4.5-air": (106, 12),  # the same
+    "gpt-oss-120b": (116.83, 5.13),  # arXiv 2508.10925, table 1
+    "gpt-oss-20b": (20.91, 3.61),  # the same
+    "minimax-m2": (230, 10),  # README of MiniMaxAI/MiniMax-M2
+}
+
+
+def test_every_shape_has_a_published_count() -> None:
+    assert set(PUBLISHED) == set(SHAPES)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parameters_are_as_published(shape: str) -> None:
+    billions, active = PUBLISHED[shape]
     source = DummySource(f"dummy:{shape}")
     arch = source.metadata.str("general.architecture")
     share = source.metadata.int(f"{arch}.expert_used_count") / source.metadata.int(f"{arch}.expert_count")
     total = sum(parameters(raw) for raw in source.tensors.values())
     used = sum(parameters(raw) * (share if "_exps" in raw.name else 1) for raw in source.tensors.values())
-    # Authors count the embedding among the active ones or do not, and round: half a unit of the last digit.
+    # Authors count embedding and head among the active ones or not, and round: half a unit of the last digit.
     embedding = parameters(source.tensors["token_embd.weight"])
-    assert total / 1e9 == pytest.approx(billions, rel=0.003)
-    assert (used - embedding) / 1e9 - 0.6 < active < used / 1e9 + 0.6
+    outside = 2 if shape.startswith("glm") else 1
+    assert total / 1e9 == pytest.approx(
+        billions, rel=0.009 if shape.startswith(("glm", "minimax")) else 0.003
+    )
+    assert (used - outside * embedding) / 1e9 - 0.6 < active < used / 1e9 + 0.6
+
+
+def test_gpt_oss_is_its_model_card_by_component() -> None:
+    """arXiv 2508.10925, table 1, in billions: MLP 114.71, attention 0.96, embedding and head 1.16."""
+    tensors = DummySource("dummy:gpt-oss-120b?quant=mxfp4_moe").tensors.values()
+    mlp = sum(parameters(raw) for raw in tensors if ".ffn_" in raw.name)
+    attention = sum(parameters(raw) for raw in tensors if ".attn_" in raw.name)
+    ends = sum(parameters(raw) for raw in tensors if raw.name in ("token_embd.weight", "output.weight"))
+    assert [round(count / 1e9, 2) for count in (mlp, attention, ends)] == [114.71, 0.96, 1.16]
+    # llama-bench lists the file of these weights with 59.02 GiB.
+    assert sum(raw.nbytes for raw in tensors) / 2**30 == pytest.approx(59.02, abs=0.02)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -54,7 +80,7 @@ def test_layers_are_as_many_as_asked_for_and_the_first_may_be_dense(shape: str) 
     assert names == {"0", "1"}
     assert "blk.1.ffn_gate_exps.weight" in source.tensors
     dense = "blk.0.ffn_gate.weight" in source.tensors
-    assert dense == (source.metadata.str("general.architecture") == "deepseek2")
+    assert dense == (source.metadata.str("general.architecture") in ("deepseek2", "glm4moe"))
 
 
 def test_tensor_sizes_are_those_of_gguf_py() -> None:
@@ -137,7 +163,7 @@ def test_a_name_says_shape_and_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dummy:", "no built-in shape is called ''; there are deepseek-v2-lite, deepseek-v3, kimi-k2"),
+        ("dummy:", "no built-in shape is called ''; there are deepseek-r1, deepseek-v2-lite, deepseek-v3"),
         ("dummy:deepseek-v4", r"'deepseek-v4' \(did you mean deepseek-v3\?\); there are"),
         ("dummy:kimi-k2?layer=2", "parameter 'layer' is unknown; there are layers, quant and seed"),
         ("dummy:kimi-k2?layers=2&layers=3", "parameter 'layers' is given twice"),
@@ -145,7 +171,7 @@ def test_a_name_says_shape_and_parameters() -> None:
         ("dummy:kimi-k2?layers=0", "layers must be a whole number from 1 to 1024, got '0'"),
         ("dummy:kimi-k2?layers=many", "got 'many'"),
         ("dummy:kimi-k2?layers=" + "9" * 30, "layers must be a whole number from 1 to 1024"),
-        ("dummy:kimi-k2?quant=q4", "no quant is called 'q4'; there are q4_k_m, f32, f16"),
+        ("dummy:kimi-k2?quant=q4", "no quant is called 'q4' .did you mean q4_"),
         ("dummy:kimi-k2?&", "is no key=value"),
     ],
 )

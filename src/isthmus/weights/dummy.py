@@ -27,8 +27,9 @@ from isthmus.formats.spec import FormatSpec
 from isthmus.weights.gguf_header import ValueType
 from isthmus.weights.identity import FileIdentity
 from isthmus.weights.metadata import Metadata
+from isthmus.weights.quants import MIX, check_quant
 from isthmus.weights.repeated import RepeatedPool
-from isthmus.weights.shape_draft import MIX, ONES, QUANTS, TensorDraft
+from isthmus.weights.shape_draft import ONES, TensorDraft
 from isthmus.weights.shapes import SHAPES
 from isthmus.weights.source import DUMMY, RawTensor
 
@@ -66,9 +67,7 @@ class DummySpec:
             values[key] = value
         if query and not values:
             raise UsageError(f"{name!r}: {query!r} is no key=value; there are layers, quant and seed")
-        quant = values.get("quant", MIX).lower()
-        if quant not in QUANTS:
-            raise UsageError(f"{name!r}: no quant is called {quant!r}; there are {', '.join(QUANTS)}")
+        quant = check_quant(values.get("quant", MIX), what=f"{name!r}: ")
         layers = _number(name, values, "layers", 1, MAX_LAYERS)
         return cls(shape, layers, quant, _number(name, values, "seed", 0, MAX_SEED) or 0)
 

@@ -1,7 +1,7 @@
 """A model's header in the making: its keys and tensors as a GGUF file would list them, without any data.
 
-Knows the conventions that hold for every family: the names of tensors, llama.cpp's choice of a format for
-each of them, a synthetic vocabulary. Which tensors a model has is its family's text, in `shapes.py`.
+Knows the conventions that hold for every family: the names of tensors and a synthetic vocabulary. Formats are
+those of `quants.py`. Which tensors a model has is its family's text, in `shape_*.py`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.formats.spec import FORMATS, FormatSpec, by_name
+from isthmus.formats.spec import FormatSpec
 from isthmus.weights.gguf_header import ValueType as V
-
-MIX = "q4_k_m"
-# Every format weights come in, and the mix of two that most published files are.
-QUANTS = (MIX, *(spec.name for spec in FORMATS.values() if spec.runnable))
-
-# In these nobody quantises embedding, head or the halves of kv_b further.
-WIDE = ("f32", "f16", "bf16", "q8_0")
-# What llama.cpp's quantiser takes for rows that a 256-column format cannot hold; any other becomes q8_0.
-FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_0", "q6_k": "q8_0"}
+from isthmus.weights.quants import tensor_format
 
 ONES = 0.0  # in place of a std: every value is 1
 
@@ -62,19 +54,22 @@ class Draft:
         self.keys(V.UINT32, attention__head_count=heads, attention__head_count_kv=kv_heads)
         self.keys(V.FLOAT32, attention__layer_norm_rms_epsilon=eps)
         self.metadata |= _tokenizer(vocab)
-        embedding, head = (self._quant, self._quant) if self._quant in WIDE else ("q4_k", "q6_k")
-        self.add("token_embd.weight", (vocab, hidden), embedding, std=1.0)
-        self.add("output_norm.weight", (hidden,), "f32", std=ONES)
-        self.add("output.weight", (vocab, hidden), head)
+        self.add("token_embd.weight", (vocab, hidden), std=1.0)
+        self.add("output_norm.weight", (hidden,), std=ONES)
+        self.add("output.weight", (vocab, hidden))
 
     def norms(self, layer: int, **sizes: int) -> None:
         for name, size in sizes.items():
-            self.add(f"blk.{layer}.{name}.weight", (size,), "f32", std=ONES)
+            self.add(f"blk.{layer}.{name}.weight", (size,), std=ONES)
 
-    def matrix(self, layer: int, kind: str, *shape: int, at_least: str = "") -> None:
-        """blk.LAYER.KIND.weight; at_least: the format of a quantised model whatever its quantisation."""
-        quant = at_least if at_least and self._quant not in WIDE else self._format(kind, layer)
-        self.add(f"blk.{layer}.{kind}.weight", shape, quant)
+    def biases(self, layer: int, *experts: int, **sizes: int) -> None:
+        """Of one matrix, or of as many as `experts` says."""
+        for name, size in sizes.items():
+            self.add(f"blk.{layer}.{name}.bias", (*experts, size), std=1e-3)
+
+    def matrix(self, layer: int, kind: str, *shape: int) -> None:
+        """blk.LAYER.KIND.weight"""
+        self.add(f"blk.{layer}.{kind}.weight", shape)
 
     def feed_forward(self, layer: int, suffix: str, inner: int, hidden: int) -> None:
         self.matrix(layer, f"ffn_gate{suffix}", inner, hidden)
@@ -83,33 +78,14 @@ class Draft:
 
     def routed(self, layer: int, experts: int, inner: int, hidden: int) -> None:
         """The router, always fp32, and its experts."""
-        self.add(f"blk.{layer}.ffn_gate_inp.weight", (experts, hidden), "f32")
+        self.matrix(layer, "ffn_gate_inp", experts, hidden)
         self.matrix(layer, "ffn_gate_exps", experts, inner, hidden)
         self.matrix(layer, "ffn_up_exps", experts, inner, hidden)
         self.matrix(layer, "ffn_down_exps", experts, hidden, inner)
 
-    def add(self, name: str, shape: tuple[int, ...], quant: str, *, std: float | None = None) -> None:
-        spec = by_name(quant)
-        if shape[-1] % spec.block_columns:
-            spec = by_name(FALLBACK.get(spec.name, "q8_0"))
+    def add(self, name: str, shape: tuple[int, ...], *, std: float | None = None) -> None:
+        spec = tensor_format(name, shape, self._quant, layers=self._layers, experts=self._experts)
         self.tensors.append(TensorDraft(name, shape, spec, shape[-1] ** -0.5 if std is None else std))
-
-    def _format(self, kind: str, layer: int) -> str:
-        """Q4_K_M as llama.cpp's quantiser mixes it (src/llama-quant.cpp); any other name is one format."""
-        if self._quant != MIX:
-            return self._quant
-        if self._experts == 8:  # Mixtral: attention is so small a part that it gets more bits
-            if kind in ("attn_v", "attn_k"):
-                return "q8_0"
-            if kind == "attn_output":
-                return "q5_k"
-        more = kind == "attn_v" or kind.startswith("ffn_down")
-        return "q6_k" if more and _more_bits(layer, self._layers) else "q4_k"
-
-
-def _more_bits(layer: int, layers: int) -> bool:
-    """The first and last eighth of the layers, and every third between."""
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
 def _tokenizer(vocab: int) -> dict[str, tuple[V, Any]]:
