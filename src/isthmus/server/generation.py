@@ -136,7 +136,7 @@ class Choices:
     """The answers to one HTTP request: one, or `n` of them, or `n` for each of several prompts."""
 
     def __init__(self, request_id: str, on_end: Callable[[], None]) -> None:
-        """`on_end` gives the place in the queue back: when all have ended, read or not. Called more than once."""
+        """`on_end` gives the place in the queue back once all have ended, read or not; it is idempotent."""
         self.id = request_id
         self.generations: list[Generation] = []
         self.changed = asyncio.Event()
