@@ -43,6 +43,7 @@ void bind_machine(nanobind::module_& m);   // instruction sets, threads, read ba
 void bind_weights(nanobind::module_& m);   // PackedWeight
 void bind_products(nanobind::module_& m);  // Linear, HeadLinear, Experts
 void bind_kernels(nanobind::module_& m);   // single kernels of every instruction set, for the tests
+void bind_choices(nanobind::module_& m);   // experts of two devices: who computes which, and the sum
 void bind_rows(nanobind::module_& m);      // norm, rope, attention, router
 void bind_program(nanobind::module_& m);   // recorded steps, time by kind of operator
 void bind_handoff(nanobind::module_& m);   // the seam between a layer and the CPU's experts

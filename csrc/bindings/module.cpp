@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
   isthmus::bind_weights(m);
   isthmus::bind_products(m);
   isthmus::bind_kernels(m);
+  isthmus::bind_choices(m);
   isthmus::bind_rows(m);
   isthmus::bind_program(m);
   isthmus::bind_handoff(m);

@@ -90,7 +90,19 @@ void bind_weights(nb::module_& m) {
       .def("tiles", tiles)
       .def("unpack", unpack)
       .def("set_factors", &PackedWeights::set_factors)
+      .def("factor", &PackedWeights::factor)
+      .def(
+          "expert_tiles",
+          [](const PackedWeights& w, int64_t expert, uintptr_t out) {
+            w.expert_tiles(expert, at<uint8_t>(out));
+          },
+          Released())
       .def("rows_into", recorded(OpKind::Embedding, rows_into), Released());
+  m.def("packed_over",
+        [](uintptr_t data, int64_t nbytes, int format_id, int64_t experts, int64_t rows, int64_t columns) {
+          return std::const_pointer_cast<PackedWeights>(
+              PackedWeights::over(at<uint8_t>(data), nbytes, format_id, experts, rows, columns));
+        });
   m.def(
       "pack",
       [](uintptr_t data, int64_t nbytes, int format_id, int64_t experts, int64_t rows, int64_t columns) {

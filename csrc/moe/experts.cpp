@@ -17,8 +17,6 @@ namespace {
 constexpr int64_t kBlockStrips = kStepColumns / kStripRows;
 static_assert(kPartStrips % kBlockStrips == 0);
 
-int64_t num_places(const ExpertsArgs& args, bool shared) { return args.tokens * (args.k + (shared ? 1 : 0)); }
-
 void check_split(const PackedWeights& a, const PackedWeights& b) {
   if (a.split_like(b)) return;
   throw std::invalid_argument(
@@ -68,7 +66,8 @@ void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group
   store_block(kernels.matmul, group.hidden_fields, gate, of_all, columns, group.hidden);
 }
 
-// out[t, column..] of all tokens from the partial outputs of all places ([places][stride] floats).
+// out[t, column..] of all tokens from the partial outputs of all places ([places][stride] floats): a shared
+// expert's follow the routed ones, in order of token.
 void combine(const KernelTable& kernels, const Routing& routing, const ExpertsArgs& args, bool shared,
              const float* partial, int64_t stride, int64_t column, int64_t columns, int64_t width) {
   alignas(64) float sum[tuning::kMaxStrips * kStripRows];
@@ -76,12 +75,14 @@ void combine(const KernelTable& kernels, const Routing& routing, const ExpertsAr
   for (int64_t token = 0; token < args.tokens; token++) {
     std::fill_n(sum, columns, 0.0f);
     for (int64_t j = 0; j < args.k; j++) {
+      const int64_t place = routing.place(token, j);
+      if (place < 0) continue;
       const float weight = args.weights ? args.weights[token * args.k + j] : 1.0f;
-      axpy(weight, partial + routing.place(token, j) * stride, columns, sum);
+      axpy(weight, partial + place * stride, columns, sum);
     }
     if (shared) {
       const float weight = args.shared_weights ? args.shared_weights[token] : 1.0f;
-      axpy(weight, partial + (args.tokens * args.k + token) * stride, columns, sum);
+      axpy(weight, partial + (routing.num_places() + token) * stride, columns, sum);
     }
     // Through `sum`, since out may be residual.
     if (args.residual) axpy(1.0f, args.residual + token * width + column, columns, sum);
@@ -114,13 +115,25 @@ void Experts::operator()(const ExpertsArgs& args) const {
   for (int64_t expert = 0; expert < routed_.gate->experts(); expert++) {
     add_groups(call, routed_, expert, call.work.routing.first(expert), call.work.routing.first(expert + 1));
   }
-  if (shared_.gate) add_groups(call, shared_, 0, args.tokens * args.k, num_places(args, true));
+  const int64_t routed_places = call.work.routing.num_places();
+  if (shared_.gate) add_groups(call, shared_, 0, routed_places, routed_places + args.tokens);
+  if (call.work.groups.empty()) return nothing(args);
   RowFields fields;
   for (const Group& group : call.work.groups) fields.add(group.x_fields);
   place_rows(call, prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields, args.x, args.tokens,
                                 hidden(), hidden()));
   gate_up(call);
   down(call, args);
+}
+
+// Every choice is somebody else's: the sum is that of no experts.
+void Experts::nothing(const ExpertsArgs& args) const {
+  const int64_t floats = args.tokens * hidden();
+  if (args.residual) {
+    std::memmove(args.out, args.residual, floats * sizeof(float));
+  } else {
+    std::fill_n(args.out, floats, 0.0f);
+  }
 }
 
 // Places [first, end) of one expert, in groups that fit a core's cache. The driver is chosen by all its rows.
@@ -225,7 +238,8 @@ void Experts::down(Call& call, const ExpertsArgs& args) const {
   const std::vector<Group>& groups = call.work.groups;
   const bool any_gemm =
       std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.gemm; });
-  const int64_t width = hidden(), places = num_places(args, shared_.gate != nullptr);
+  const int64_t width = hidden();
+  const int64_t places = call.work.routing.num_places() + (shared_.gate ? args.tokens : 0);
   const int64_t fit = tuning::kPartialBytes / (places * kStripRows * static_cast<int64_t>(sizeof(float)));
   const int64_t least = any_gemm ? tuning::kMinGemmStrips : 1;
   const int64_t most = call.strips_per_item(num_strips(width), least);

@@ -15,7 +15,7 @@ namespace isthmus {
 struct ExpertsArgs {
   const float* x;        // [tokens, H]
   int64_t tokens;        // 0 is allowed
-  const int32_t* ids;    // [tokens, k] in [0, experts), or null: all tokens to expert 0, k = 1
+  const int32_t* ids;    // [tokens, k] in [0, experts) or kNoExpert; null: all tokens to expert 0, k = 1
   const float* weights;  // [tokens, k], or null: ones
   int64_t k;
   const float* shared_weights;  // [tokens], or null: ones
@@ -38,6 +38,7 @@ class Experts {
  private:
   void add_groups(Call& call, const ExpertWeights& of, int64_t expert, int64_t first, int64_t end) const;
   void place_rows(Call& call, const ActivationView& x) const;
+  void nothing(const ExpertsArgs& args) const;
   void gate_up(Call& call) const;
   void down(Call& call, const ExpertsArgs& args) const;
 

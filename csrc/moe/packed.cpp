@@ -122,6 +122,25 @@ std::shared_ptr<const PackedWeights> PackedWeights::wrap(std::shared_ptr<const v
   return packed;
 }
 
+std::shared_ptr<const PackedWeights> PackedWeights::over(uint8_t* data, int64_t bytes, int format,
+                                                         int64_t experts, int64_t rows, int64_t columns) {
+  std::shared_ptr<PackedWeights> packed(new PackedWeights(format, experts, rows, columns));
+  packed->check_bytes(bytes, packed->bytes(), " packed");
+  packed->parts_.push_back({0, rows, bytes / experts, {nullptr, data, bytes}});
+  return packed;
+}
+
+void PackedWeights::expert_tiles(int64_t expert, uint8_t* out) const {
+  if (expert < 0 || expert >= experts_) {
+    throw std::invalid_argument("expert " + to_string(expert) + " is not in 0.." + to_string(experts_ - 1));
+  }
+  for (const Part& part : parts_) {
+    if (part.rows == 0) continue;
+    std::memcpy(out + part.first_strip * strip_bytes(*format_, columns_),
+                part.memory.data + expert * part.expert_bytes, part.expert_bytes);
+  }
+}
+
 void PackedWeights::tiles(uint8_t* out) const {
   const int64_t strip_size = strip_bytes(*format_, columns_), expert_bytes = bytes() / experts_;
   each_strip([&](const Part& part, int64_t expert, int64_t strip) {

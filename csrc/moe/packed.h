@@ -24,7 +24,7 @@ struct ScaledMatrix : MatrixView {
   float factor = 1;
 };
 
-// W[experts][rows, columns]; immutable once packed, shared by the operators that use it.
+// W[experts][rows, columns]; immutable once packed (but see `over`), shared by the operators that use it.
 class PackedWeights {
  public:
   // Rows [16 * first_strip, 16 * first_strip + rows) of every expert; rows may be 0.
@@ -49,6 +49,11 @@ class PackedWeights {
                                                    int64_t bytes, int format, int64_t experts, int64_t rows,
                                                    int64_t columns);
 
+  // The same over memory of the caller, who keeps it, and may write it while nobody computes: places for
+  // experts that come and go (expert_tiles). One part, on any number of nodes.
+  static std::shared_ptr<const PackedWeights> over(uint8_t* data, int64_t bytes, int format, int64_t experts,
+                                                   int64_t rows, int64_t columns);
+
   const FormatInfo& format() const { return *format_; }
   int64_t experts() const { return experts_; }
   int64_t rows() const { return rows_; }
@@ -68,9 +73,8 @@ class PackedWeights {
     return {{format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_}, factor(expert)};
   }
 
-  // The weights are multiplied by factors[expert], or by the only one. Part of loading: to be called before
-  // an operator is made of them. Throws std::invalid_argument unless there is one or one for each expert, all
-  // finite.
+  // The weights are multiplied by factors[expert], or by the only one. Not while somebody computes. Throws
+  // std::invalid_argument unless there is one or one for each expert, all finite.
   void set_factors(std::vector<float> factors);
   float factor(int64_t expert) const {
     return factors_.empty() ? 1.0f : factors_[factors_.size() == 1 ? 0 : static_cast<size_t>(expert)];
@@ -80,6 +84,12 @@ class PackedWeights {
   // where they are, if they are not split, else null.
   void tiles(uint8_t* out) const;
   const uint8_t* data() const { return num_parts() == 1 ? parts_[0].memory.data : nullptr; }
+
+  // One expert's tiles, a whole matrix, written to `out`: expert_bytes() of them, by the calling thread
+  // alone, which leaves the pool to those who compute. Throws std::invalid_argument for an expert that is not
+  // there.
+  void expert_tiles(int64_t expert, uint8_t* out) const;
+  int64_t expert_bytes() const { return bytes() / experts_; }
 
   // Writes the file's bits back: file_bytes() at `file`.
   void unpack(uint8_t* file) const;

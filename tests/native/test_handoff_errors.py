@@ -47,7 +47,7 @@ def test_an_expert_that_does_not_exist(kind: str, make: Make) -> None:
     gate, up, down = (random_weight("q8_0", EXPERTS, HIDDEN, HIDDEN, seed).packed for seed in (1, 2, 3))
     side.handoff.set_experts(0, native.Experts(gate, up, down))
     slot = side.handoff.register(0, 3)
-    for wrong in (EXPERTS, -1, 2**31 - 1, -(2**31)):
+    for wrong in (EXPERTS, -2, 2**31 - 1, -(2**31)):
         rows = Rows(3, EXPERTS)
         rows.ids[1, 2] = wrong
         with pytest.raises(HandoffError, match=rf"layer 0 .*expert id {wrong} of token 1 is not in 0\.\.7"):

@@ -48,6 +48,7 @@ __all__ = [
     "WatchedRange",
     "checksum",
     "checksum_of",
+    "copy_expert",
     "copy_seconds",
     "current_isa",
     "isa_names",
@@ -58,6 +59,7 @@ __all__ = [
     "num_nodes",
     "num_threads",
     "pack",
+    "packed_over",
     "read_gb_s",
     "set_threads",
     "this_machine",
@@ -95,6 +97,18 @@ def pack(
         view = np.frombuffer(data, dtype=np.uint8)  # keeps `data` alive over the call
         address, nbytes = view.ctypes.data, view.nbytes
     return _native.pack(address, nbytes, format_id, experts, rows, columns)
+
+
+def packed_over(
+    address: int, nbytes: int, format_id: int, experts: int, rows: int, columns: int
+) -> PackedWeight:
+    """Tiles at `address`, which the caller keeps, and may write while nobody computes: see copy_expert."""
+    return _native.packed_over(address, nbytes, format_id, experts, rows, columns)
+
+
+def copy_expert(packed: PackedWeight, expert: int, address: int) -> None:
+    """Writes an expert's tiles, packed.nbytes // packed.experts bytes, as they are. By the calling thread."""
+    packed.expert_tiles(expert, address)
 
 
 def memory(packed: PackedWeight) -> memoryview:
@@ -223,8 +237,8 @@ class Experts:
     ) -> None:
         """x, out, residual: [tokens, H]; out may be x or residual.
 
-        ids: int32 [tokens, k] (0: every token to expert 0, k = 1); weights: [tokens, k] (0: ones);
-        shared_weights: [tokens] (0: ones). Raises ValueError, with out untouched, if an id is not an expert.
+        ids: int32 [tokens, k], -1 for a choice that somebody else computes, which costs nothing here (0:
+        every token to expert 0, k = 1); weights: [tokens, k] (0: ones); shared_weights: [tokens] (0: ones). Raises ValueError, with out untouched, if an id is not an expert.
         """
         self._op(
             x_address,
