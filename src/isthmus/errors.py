@@ -5,6 +5,7 @@ IsthmusError                  exit code 1
 ├── ModelFileError            anything wrong with a file
 │   ├── MalformedFileError    the bytes are not what the format's specification allows
 │   └── UnsupportedError      a valid file that asks for an architecture, tensor type or tokenizer we lack
+├── HubError                  a repository that cannot be found, reached or read
 ├── NotEnoughMemoryError      the plan does not fit, said before any weight is read
 ├── DeviceError               a device or strategy that was asked for and cannot be had on this machine
 ├── ContextLengthError        a prompt longer than the context
@@ -36,6 +37,10 @@ class MalformedFileError(ModelFileError):
 
 
 class UnsupportedError(ModelFileError):
+    pass
+
+
+class HubError(IsthmusError):
     pass
 
 

@@ -1,15 +1,16 @@
 """Bounded, sequential reads of the values in a file's header.
 
 Every length that a file claims is compared with what is left of the file before a byte is read or allocated
-for it; Python's integers do not wrap. Reads go through pread in steps of CHUNK_BYTES, so the header is never
-mapped (a file cut short meanwhile is an error, not a SIGBUS), and nothing further than one step behind it is
-read. Knows little-endian numbers, strings and arrays of them, not what they mean.
+for it; Python's integers do not wrap. Reads go in steps of CHUNK_BYTES, of a file through pread: the header
+is never mapped (a file cut short meanwhile is an error, not a SIGBUS), and nothing further than one step
+behind it is read. The file may as well be at a server. Knows little-endian numbers, strings and arrays of
+them, not what they mean.
 """
 
 from __future__ import annotations
 
-import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,21 @@ CHUNK_BYTES = 1 << 18
 MAX_HEADER_BYTES = 1 << 28
 MAX_ARRAY_ELEMENTS = 1 << 23
 
+# (number of bytes, offset) -> those bytes, fewer at the end of the file: os.pread of an open file.
+ReadAt = Callable[[int, int], bytes]
+
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
 class HeaderCursor:
-    """Reads from the start of the open file `fd`, `size` bytes long; `path` is for messages only."""
+    """Reads from the start of a file of `size` bytes through `read_at`; `path` is for messages only."""
 
-    def __init__(self, fd: int, size: int, path: Path) -> None:
+    def __init__(self, read_at: ReadAt, size: int, path: Path) -> None:
         self.path = path
         self.size = size
         self.position = 0
-        self._fd = fd
+        self._read_at = read_at
         self._limit = min(size, MAX_HEADER_BYTES)
         self._buffer = bytearray()
         self._elements = 0
@@ -143,7 +147,7 @@ class HeaderCursor:
         """Read on until `end`, in whole steps. The caller has checked `end` against the limit."""
         while len(self._buffer) < end:
             offset = len(self._buffer)
-            chunk = os.pread(self._fd, min(CHUNK_BYTES, self._limit - offset), offset)
+            chunk = self._read_at(min(CHUNK_BYTES, self._limit - offset), offset)
             if not chunk:
                 raise self.malformed(f"became shorter than {self.size} bytes while it was read; try again")
             self._buffer += chunk

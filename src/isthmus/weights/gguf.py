@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from isthmus.errors import MalformedFileError, ModelFileError
@@ -159,7 +160,7 @@ def _open_file(path: Path, undo: ExitStack) -> _File:
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise ModelFileError(f"{path}: is {kind}; give the path of a .gguf file")
-    header = read_header(fd, status.st_size, path)
+    header = read_header(partial(os.pread, fd), status.st_size, path)
     check_layout(header)
     check_written(header, fd)
     return _File(fd, status, header)

@@ -17,13 +17,13 @@ tensors lie inside the file and apart from each other is `gguf_layout.py`, how s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from isthmus.formats.spec import FORMATS, FormatSpec
-from isthmus.weights.cursor import HeaderCursor
+from isthmus.weights.cursor import HeaderCursor, ReadAt
 from isthmus.weights.recognise import PREFIX_BYTES, what_is
 
 MAGIC = b"GGUF"
@@ -101,9 +101,12 @@ class GgufHeader:
     data_start: int
 
 
-def read_header(fd: int, size: int, path: Path) -> GgufHeader:
-    """Parse the front of the open file `fd`. Raises MalformedFileError or UnsupportedError."""
-    cursor = HeaderCursor(fd, size, path)
+def read_header(read_at: ReadAt, size: int, path: Path, *, any_type: bool = False) -> GgufHeader:
+    """Parse the front of a file of `size` bytes. Raises MalformedFileError or UnsupportedError.
+
+    any_type: tensors of types that nobody here knows are kept, with the size that the next offset leaves.
+    """
+    cursor = HeaderCursor(read_at, size, path)
     version = _preamble(cursor)
     num_tensors = _bounded_count(cursor, "tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
     num_pairs = _bounded_count(cursor, "key-value pairs", _MIN_PAIR_BYTES, MAX_PAIRS)
@@ -117,12 +120,15 @@ def read_header(fd: int, size: int, path: Path) -> GgufHeader:
     alignment = _alignment(cursor, metadata, types)
     tensors: dict[str, TensorInfo] = {}
     for index in range(num_tensors):
-        tensor = _tensor(cursor, index, num_tensors)
+        tensor = _tensor(cursor, index, num_tensors, any_type)
         if tensor.name in tensors:
             raise cursor.malformed(f"tensor '{tensor.name}' stands twice in the header")
         tensors[tensor.name] = tensor
     data_start = -(-cursor.position // alignment) * alignment
-    return GgufHeader(path, size, version, alignment, metadata, types, list(tensors.values()), data_start)
+    found = list(tensors.values())
+    if any_type:
+        found = _sized(found, size - data_start)
+    return GgufHeader(path, size, version, alignment, metadata, types, found, data_start)
 
 
 def _preamble(cursor: HeaderCursor) -> int:
@@ -215,7 +221,7 @@ def _alignment(cursor: HeaderCursor, metadata: dict[str, Any], types: dict[str, 
     return int(alignment)
 
 
-def _tensor(cursor: HeaderCursor, index: int, count: int) -> TensorInfo:
+def _tensor(cursor: HeaderCursor, index: int, count: int, any_type: bool) -> TensorInfo:
     name = _name(cursor, f"tensor {index} of {count}", MAX_NAME_BYTES)
     what = f"tensor '{name}'"
     num_dims = cursor.u32(f"the number of dimensions of {what}")
@@ -224,7 +230,7 @@ def _tensor(cursor: HeaderCursor, index: int, count: int) -> TensorInfo:
     dims = [cursor.u64(f"the dimensions of {what}") for _ in range(num_dims)]
     if not all(dims):
         raise cursor.malformed(f"{what} has the shape {dims[::-1]}; no dimension may be 0")
-    spec = _format(cursor, cursor.u32(f"the type of {what}"), what)
+    spec = _format(cursor, cursor.u32(f"the type of {what}"), what, any_type)
     offset = cursor.u64(f"the offset of {what}")
     columns, rows = dims[0], 1
     for dim in dims[1:]:
@@ -236,8 +242,19 @@ def _tensor(cursor: HeaderCursor, index: int, count: int) -> TensorInfo:
     return TensorInfo(name, tuple(dims[::-1]), spec, offset, rows * spec.row_bytes(columns))
 
 
-def _format(cursor: HeaderCursor, ggml_id: int, what: str) -> FormatSpec:
+def _sized(tensors: list[TensorInfo], data_bytes: int) -> list[TensorInfo]:
+    """Tensors of unknown types, which have no size of their own, get what lies before the next tensor."""
+    starts = sorted(tensor.offset for tensor in tensors)
+    ends = dict(zip(starts, [*starts[1:], data_bytes], strict=True))
+    return [
+        t if t.format.block_bytes else replace(t, nbytes=max(0, ends[t.offset] - t.offset)) for t in tensors
+    ]
+
+
+def _format(cursor: HeaderCursor, ggml_id: int, what: str, any_type: bool) -> FormatSpec:
     spec = FORMATS.get(ggml_id)
+    if any_type and (spec is None or spec.removed):
+        return spec or FormatSpec(f"type_{ggml_id}", ggml_id, 1, 0)
     if spec is None:
         known = f"ids 0 to {max(FORMATS)} are known"
         if ggml_id > 96:
