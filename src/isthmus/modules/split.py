@@ -8,8 +8,9 @@ device (design 1.6, 5).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,29 +19,39 @@ from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.modules.experts import Matrices, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.native import ops, rows
-from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded
+from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded, on_stream
 
 EVENTS = 1024  # kept of a hand-off: four a layer
 
-HANDOFFS: dict[str, Callable[..., Handoff]] = {"inline": Inline, "threaded": Threaded}
+
+def _on_stream(hidden: int, top_k: int, **settings: Any) -> Handoff:
+    return on_stream(hidden, top_k, **settings)[0]
+
+
+HANDOFFS: dict[str, Callable[..., Handoff]] = {
+    "inline": Inline,
+    "threaded": Threaded,
+    "stream": _on_stream,  # of a CUDA device, by the fastest mechanism that works
+}
 
 
 @dataclass
 class ExpertSplit:
-    """The hand-off of one model, made when its first layer says how wide a row is.
+    """The hand-off of one device, made when its first layer says how wide a row is.
 
-    max_rows: of a step.
+    max_rows: of a step. settings: of the hand-off, such as dtype and device.
     """
 
     kind: str  # a key of HANDOFFS
     max_rows: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
     handoff: Handoff | None = None
     _slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
     _ring: Ring | None = None
 
     def open(self, hidden: int, top_k: int) -> Handoff:
         if self.handoff is None:
-            self.handoff = HANDOFFS[self.kind](hidden, top_k, events=EVENTS)
+            self.handoff = HANDOFFS[self.kind](hidden, top_k, events=EVENTS, **self.settings)
         return self.handoff
 
     def slot(self, layer: int, num_rows: int) -> Slot:

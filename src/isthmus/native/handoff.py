@@ -32,6 +32,7 @@ __all__ = [
     "Handoff",
     "HostFunc",
     "Inline",
+    "Mechanism",
     "Memory",
     "Probe",
     "Ring",
@@ -49,6 +50,7 @@ Phase: TypeAlias = Literal["submit", "queue", "experts", "wait"]
 DRIVER = "libcuda.so.1"
 TIMEOUT_S = 10.0  # of one submission: the experts of the largest prefill chunk take about one second
 PROBE_S = 1.0
+Mechanism: TypeAlias = Literal["inline", "threaded", "stream_memops", "host_func"]
 
 _PHASES: tuple[Phase, ...] = ("submit", "queue", "experts", "wait")
 
@@ -119,6 +121,8 @@ class Event(NamedTuple):
 
 
 class Handoff(Protocol):
+    @property
+    def mechanism(self) -> Mechanism: ...
     def set_experts(self, layer: int, experts: Experts) -> None: ...
     def register(self, layer: int, max_rows: int) -> Slot: ...
     def register_ring(self, max_rows: int, depth: int = 2) -> Ring: ...
@@ -144,6 +148,8 @@ def abandoned_if_failing(handoff: Handoff | None) -> Iterator[None]:
 
 class _Base:
     """What all four have in common: everything but how they are made."""
+
+    mechanism: Mechanism
 
     def __init__(self, native: _native.Handoff) -> None:
         self._native = native
@@ -210,6 +216,8 @@ class _Base:
 class Inline(_Base):
     """Host memory; `submit` computes. No threads: what the others are compared with."""
 
+    mechanism = "inline"
+
     def __init__(self, hidden: int, top_k: int, *, dtype: RowDtype = "f32", events: int = 0) -> None:
         super().__init__(_native.host_handoff(False, *_options(hidden, top_k, dtype, TIMEOUT_S, events)))
 
@@ -220,6 +228,8 @@ class Threaded(_Base):
     dtype: of x and y in the slots. timeout_s: a submission that takes longer fails. events: how many the log
     keeps, 0 for no log.
     """
+
+    mechanism = "threaded"
 
     def __init__(
         self,
@@ -257,12 +267,14 @@ class _Stream(_Base):
 class StreamMemOps(_Stream):
     """The GPU writes and awaits 64-bit words in pinned memory; no host function runs."""
 
+    mechanism = "stream_memops"
     _mem_ops = True
 
 
 class HostFunc(_Stream):
     """The driver calls native host functions to submit and to wait: for where StreamMemOps does not work."""
 
+    mechanism = "host_func"
     _mem_ops = False
 
 
