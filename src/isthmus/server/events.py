@@ -41,7 +41,19 @@ class ToolArguments:
     text: str
 
 
-Event: TypeAlias = Content | Reasoning | ToolCall | ToolArguments
+@dataclass(frozen=True)
+class ToolCallBroken:
+    """The call that was open is none after all: `text` is what it was, from the call's beginning on.
+
+    Where the call has been sent already (a stream) it stays there with arguments that are no JSON, and this
+    is ignored; `joined` takes the call out and makes the text content.
+    """
+
+    index: int
+    text: str
+
+
+Event: TypeAlias = Content | Reasoning | ToolCall | ToolArguments | ToolCallBroken
 
 
 class Parser(Protocol):
@@ -65,17 +77,27 @@ class PlainParser:
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same with neighbours of one kind joined into one event."""
+    """The same with neighbours of one kind joined into one event, and without calls that broke.
+
+    A call that broke and began before these events stays, and so does the word of it.
+    """
     result: list[Event] = []
     for event in events:
+        if isinstance(event, ToolCallBroken) and any(_begins(each, event.index) for each in result):
+            result = [each for each in result if getattr(each, "index", None) != event.index]
+            event = Content(event.text)
         last = result[-1] if result else None
-        if isinstance(event, ToolCall) or not _continues(last, event):
+        if isinstance(event, ToolCall | ToolCallBroken) or not _continues(last, event):
             result.append(event)
         else:
             assert last is not None
-            assert not isinstance(last, ToolCall)
+            assert not isinstance(last, ToolCall | ToolCallBroken)
             result[-1] = replace(last, text=last.text + event.text)
     return result
+
+
+def _begins(event: Event, index: int) -> bool:
+    return isinstance(event, ToolCall) and event.index == index
 
 
 def _continues(last: Event | None, event: Event) -> bool:

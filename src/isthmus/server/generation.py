@@ -16,7 +16,7 @@ from typing import Literal
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import Output, Request
 from isthmus.errors import EngineError, IsthmusError
-from isthmus.server.events import Event, Parser, PlainParser, ToolCall, joined
+from isthmus.server.events import Event, Parser, PlainParser, ToolCall, ToolCallBroken, joined
 from isthmus.tokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Generation:
         self._parser = parser or PlainParser()
         self._on_end = on_end
         self._unread: list[Event] = []
-        self._has_called = False
+        self._num_calls = 0
         self._ended = False
         self._changed = changed or asyncio.Event()
         self._added_at = time.monotonic()
@@ -107,13 +107,14 @@ class Generation:
             text += self._detokenizer.finish()
         self._parse(text, last=reason is not None)
         if reason is not None:
-            self.finish_reason = "tool_calls" if self._has_called and reason == "stop" else reason
+            self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
             self._end(self.finish_reason)
         self._changed.set()
 
     def _parse(self, text: str, *, last: bool) -> None:
         events = [*self._parser.push(text), *(self._parser.finish() if last else ())]
-        self._has_called = self._has_called or any(isinstance(event, ToolCall) for event in events)
+        self._num_calls += sum(isinstance(event, ToolCall) for event in events)
+        self._num_calls -= sum(isinstance(event, ToolCallBroken) for event in events)
         self._unread = joined([*self._unread, *events])
 
     def _end(self, how: str) -> None:

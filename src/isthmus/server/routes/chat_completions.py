@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from isthmus import __version__
 from isthmus.server.body import read_model
 from isthmus.server.errors import ApiError
-from isthmus.server.events import Content, Event, Reasoning, ToolCall
+from isthmus.server.events import Content, Event, Reasoning, ToolArguments, ToolCall, joined
 from isthmus.server.generation import Choices, Piece
 from isthmus.server.openapi import documented_body
 from isthmus.server.schemas.base import Sampling
@@ -83,6 +83,7 @@ async def _whole(service: Service, chat: ChatRequest) -> Response:
 
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
     """The events of a whole answer as an assistant's message; content is null only beside tool calls."""
+    events = joined(events)
     content = "".join(event.text for event in events if isinstance(event, Content))
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
     calls: list[dict[str, Any]] = []
@@ -91,8 +92,8 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
             calls.append(
                 {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
             )
-        elif not isinstance(event, Content | Reasoning):
-            calls[event.index]["function"]["arguments"] += event.text
+        elif isinstance(event, ToolArguments):
+            calls[-1]["function"]["arguments"] += event.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -129,11 +130,14 @@ async def _chunks(service: Service, chat: ChatRequest, choices: Choices) -> Asyn
 
 
 def _deltas(piece: Piece) -> list[dict[str, Any]]:
-    return [delta_of(event) for event in piece.events]
+    return [delta for delta in map(delta_of, piece.events) if delta]
 
 
 def delta_of(event: Event) -> dict[str, Any]:
-    """A tool call is named once, with its index, id and type; then come parts of its arguments."""
+    """A tool call is named once, with its index, id and type; then come parts of its arguments.
+
+    Empty for what a stream cannot say: that a call broke.
+    """
     if isinstance(event, Content):
         return {"content": event.text}
     if isinstance(event, Reasoning):
@@ -143,4 +147,6 @@ def delta_of(event: Event) -> dict[str, Any]:
         return {
             "tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]
         }
-    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    if isinstance(event, ToolArguments):
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return {}
