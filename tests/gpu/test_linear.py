@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu.kit import bf16, randn, random_weight, relative_error, strided
-from isthmus.gpu import linear, reference
+from isthmus.gpu import embedding, linear, reference
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
 # What a step of the inner loops takes: 16 groups of 32 or 64 columns for few rows, 2 for many. 1280 columns
@@ -119,3 +119,15 @@ def test_mistakes_are_named() -> None:
         _matrix(torch.empty(0, dtype=torch.uint8), "q4_k", columns=128)
     with pytest.raises(ValueError, match="no GPU kernels for q4_0; there are for q8_0, q4_k, q5_k, q6_k"):
         PackedMatrix.empty("q4_0", 1, 16, 64, "cpu")
+
+
+@pytest.mark.parametrize("name", GPU_FORMATS)
+def test_embed_is_rows_of_the_matrix(name: str) -> None:
+    weight, tokens = random_weight(name, 41, 512), torch.tensor([40, 0, 17, 17], dtype=torch.int32)
+    out = torch.full((4, 512 + 4), float("nan"))
+    for lookup in (embedding.embed, reference.embed):
+        lookup(tokens, weight.packed, out[:, :512])
+        assert torch.equal(out[:, :512], weight.values[0][tokens.long()])
+        assert out[:, 512:].isnan().all()
+        rounded = lookup(tokens, weight.packed, torch.empty(4, 512, dtype=torch.bfloat16))
+        assert torch.equal(rounded, weight.values[0][tokens.long()].bfloat16())

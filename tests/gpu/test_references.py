@@ -11,12 +11,15 @@ import pytest
 from isthmus.gpu import (
     activation,
     decode,
+    embedding,
     experts,
+    kernels,
     linear,
     mla,
     prefill,
     reference,
     reference_attention,
+    reference_kernels,
     reference_rows,
     rope,
     router,
@@ -25,6 +28,7 @@ from isthmus.gpu import (
 
 PAIRS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     (linear.linear, reference.linear),
+    (embedding.embed, reference.embed),
     (experts.ffn, reference.ffn),
     (experts.experts, reference.experts),
     (rows.rms_norm, reference_rows.rms_norm),
@@ -44,3 +48,10 @@ PAIRS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 def test_kernel_and_reference_take_the_same(kernel: Callable[..., Any], plain: Callable[..., Any]) -> None:
     ours, theirs = (inspect.signature(f).parameters.values() for f in (kernel, plain))
     assert [(p.name, p.kind) for p in ours] == [(p.name, p.kind) for p in theirs]
+
+
+def test_both_have_all_of_them_under_the_same_names() -> None:
+    assert kernels.__all__ == reference_kernels.__all__ == sorted(kernel.__name__ for kernel, _ in PAIRS)
+    for kernel, plain in PAIRS:
+        assert getattr(kernels, kernel.__name__) is kernel
+        assert getattr(reference_kernels, kernel.__name__) is plain

@@ -77,6 +77,7 @@ class Step:
 
     def __init__(self, batch: Batch, num_blocks: int) -> None:
         self.batch = batch
+        self.tokens, self.logit_rows = batch.tokens, batch.logit_rows
         self.num_blocks = num_blocks
         self.rows = batch.paged_rows(0, batch.num_rows, num_blocks)
         self.is_decode = batch.is_decode

@@ -8,6 +8,7 @@ builds of torch; so nothing outside this package imports one at its top level.
     unpack       what the bits of Q8_0, Q4_K, Q5_K and Q6_K mean; all that a format contributes here
     products     the two inner loops over packed weights: few rows (fp32 fma), many rows (bf16 tensor cores)
     linear       out = W x + bias + residual, and dequantisation
+    embedding    rows of a packed matrix
     experts      routed experts that are resident: rows grouped by slot, SwiGLU, weighted sum in fixed order
     grouping     pairs of a step by slot, without waiting for the device
     rows         RMS norm with residual, weighted sums
@@ -16,6 +17,8 @@ builds of torch; so nothing outside this package imports one at its top level.
     router       scores, groups, top k
     decode       attention of single rows over a paged cache, keys split over programs (GQA and absorbed MLA)
     prefill      attention of chunks of rows, over a paged cache or over expanded keys (GQA and MLA)
+
+`kernels` and `reference_kernels` hold all of them under the same names, for who takes either.
 
 Every wrapper checks shapes and dtypes on the host, reads no device memory there, allocates by shapes alone
 and has a grid that depends on shapes alone, so a step of them can be captured in a CUDA graph. Indices

@@ -114,6 +114,12 @@ def scale_sums(dots, sums, scale, addend, FORMAT: tl.constexpr):
 @triton.jit
 def weights_of(low, high, halfs, bytes, at, c, g, r, half: tl.constexpr, mask, FORMAT: tl.constexpr):
     """bf16 [V, R, 4]: the 4 columns of a half of each word."""
+    return to_bf16(values_of(low, high, halfs, bytes, at, c, g, r, half, mask, FORMAT))
+
+
+@triton.jit
+def values_of(low, high, halfs, bytes, at, c, g, r, half: tl.constexpr, mask, FORMAT: tl.constexpr):
+    """The same in fp32."""
     u = codes(low, high, c, half, FORMAT)
     scale, addend = load_scales(halfs, bytes, at, c, g, r, half, mask, FORMAT)
     zero = code_zero(FORMAT)
@@ -122,7 +128,7 @@ def weights_of(low, high, halfs, bytes, at, c, g, r, half: tl.constexpr, mask, F
     w2 = scale * (byte_of(u, 2) - zero) + addend
     w3 = scale * (byte_of(u, 3) - zero) + addend
     joined = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [V, R, 2, 2]: column 2 p + q at [p, q]
-    return to_bf16(tl.reshape(joined, [w0.shape[0], w0.shape[1], 4]))
+    return tl.reshape(joined, [w0.shape[0], w0.shape[1], 4])
 
 
 @triton.jit

@@ -39,6 +39,14 @@ def linear(
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
 
 
+def embed(tokens: Tensor, weight: PackedMatrix, out: Tensor) -> Tensor:
+    """Rows of W; as embedding.embed. Of each row its strip of 16 is read, not the whole matrix."""
+    strips, inside = tokens.long() // STRIP_ROWS, tokens.long() % STRIP_ROWS
+    data = weight.data.view(weight.strips, -1)[strips].flatten()
+    rows = dequantise(PackedMatrix(data, weight.spec, len(tokens), STRIP_ROWS, weight.columns))
+    return out.copy_(rows[torch.arange(len(tokens), device=tokens.device), inside])
+
+
 def ffn(
     x: Tensor,
     gate: PackedMatrix,

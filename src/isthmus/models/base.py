@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from isthmus.config import RunOptions
@@ -12,12 +13,17 @@ from isthmus.engine.batch import Batch, Step
 from isthmus.engine.state import KvDtype, State, StateKind
 from isthmus.models.config import DecoderConfig
 from isthmus.models.keys import Keys
+from isthmus.models.stages import Part, stages_of
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
 from isthmus.modules.cache import PackedStore
+from isthmus.modules.on_gpu.step import DeviceStep, DeviceSteps
+from isthmus.modules.on_gpu.target import Targets
 from isthmus.modules.router import Router
 from isthmus.modules.split import ExpertSplit
 from isthmus.weights.source import WeightSource
+
+AnyStep: TypeAlias = Step | DeviceStep
 
 
 class Model(Protocol):
@@ -27,8 +33,8 @@ class Model(Protocol):
     def forward(self, batch: Batch, state: State) -> Tensor:
         """fp32 [R, vocab]: logits of the rows in batch.logit_rows; writes the batch's rows into `state`."""
 
-    def compute(self, step: Step, state: State) -> Tensor:
-        """The same of a batch that is prepared."""
+    def compute(self, step: Step | DeviceSteps, state: State) -> Tensor:
+        """The same of a batch that is prepared; on devices of one that is there. On the last one's memory."""
 
     def state_spec(self) -> list[StateKind]:
         """The kind of state of each layer."""
@@ -41,11 +47,19 @@ class Layer(Protocol):
     @property
     def state_kind(self) -> StateKind: ...
 
-    def __call__(self, x: Tensor, step: Step, cache: Any) -> Tensor: ...
+    def __call__(self, x: Tensor, step: Any, cache: Any) -> Tensor: ...
+
+
+# What the first stage is given.
+_NOTHING = torch.empty(0)
 
 
 class Decoder:
-    """Embedding, layers, norm, head: what all families share. Only the asked rows reach norm and head."""
+    """Embedding, layers, norm, head: what all families share. Only the asked rows reach norm and head.
+
+    targets: the devices of the layers, None for the native CPU. stages: the same model cut where the device
+    changes.
+    """
 
     def __init__(self, build: Builder, config: DecoderConfig, layers: Sequence[Layer]) -> None:
         self.config = config
@@ -55,23 +69,44 @@ class Decoder:
         self.norm = build.norm("output_norm.weight", config.hidden, config.eps)
         # Without a head of its own the embedding is tied: one packed tensor, read by both.
         head = "output" if build.has("output.weight") else "token_embd"
-        self.head = build.linear({head: config.vocab_size}, config.hidden)
+        self.head = build.head(head, config.vocab_size, config.hidden)
+        self.targets = [build.target(f"blk.{i}.attn_norm.weight") for i in range(len(layers))]
+        self.stages = stages_of(
+            [
+                (build.target("token_embd.weight"), self._embed),
+                *((target, self._layer(i)) for i, target in enumerate(self.targets)),
+                (build.target("output_norm.weight"), self._normalise),
+                (build.target(f"{head}.weight"), self._project),
+            ]
+        )
 
     def forward(self, batch: Batch, state: State) -> Tensor:
         if state.kv_dtype != self.kv_dtype:  # native code would write past the caches
             raise ValueError(f"a state of {state.kv_dtype} for a model loaded for {self.kv_dtype}")
-        return self.compute(batch.prepare(self.config.vocab_size, state.num_blocks), state)
+        step = batch.prepare(self.config.vocab_size, state.num_blocks)
+        targets = {stage.target for stage in self.stages if stage.target is not None}
+        return self.compute(DeviceSteps.of(step, targets) if targets else step, state)
 
-    def compute(self, step: Step, state: State) -> Tensor:
-        batch = step.batch
-        x = self.embedding(batch.tokens)
-        for layer, cache in zip(self.layers, state.layers, strict=True):
-            x = layer(x, step, cache)
-        if batch.logit_rows.numel() == 0:  # a chunk inside a prompt
-            return x.new_empty(0, self.config.vocab_size)
-        if not step.wants_all_logits:
-            x = x.index_select(0, batch.logit_rows)
-        return self.head(self.norm(x))
+    def compute(self, step: Step | DeviceSteps, state: State) -> Tensor:
+        x = _NOTHING
+        for stage in self.stages:
+            x = stage(x, step.on(stage.target) if isinstance(step, DeviceSteps) else step, state)
+        return x
+
+    def _embed(self, _: Tensor, step: AnyStep, state: State) -> Tensor:
+        return self.embedding(step.tokens)
+
+    def _layer(self, index: int) -> Part:
+        layer = self.layers[index]
+        return lambda x, step, state: layer(x, step, state.layers[index])
+
+    def _normalise(self, x: Tensor, step: AnyStep, state: State) -> Tensor:
+        if step.logit_rows.numel() == 0:  # a chunk inside a prompt
+            return x[:0]
+        return self.norm(x if step.wants_all_logits else x.index_select(0, step.logit_rows))
+
+    def _project(self, x: Tensor, step: AnyStep, state: State) -> Tensor:
+        return self.head(x) if len(x) else torch.empty(0, self.config.vocab_size)
 
     def routers(self) -> dict[int, Router]:
         """By layer, of those that have experts."""
@@ -88,13 +123,15 @@ def load_model(
     progress: Callable[[int], None] | None = None,
     store: PackedStore | None = None,
     split: ExpertSplit | None = None,
+    targets: Targets | None = None,
 ) -> Model:
     """The model of general.architecture, its weights packed; `progress` gets the bytes of each tensor.
 
-    `store`: where packed weights are found, or put; `split`: how routed experts are handed to the CPU.
+    `store`: where packed weights are found, or put; `split`: how routed experts are handed to the CPU by
+    itself; `targets`: which modules are on devices.
     """
     keys = Keys(source.metadata)
-    build = Builder(source, options, progress, store, split)
+    build = Builder(source, options, progress, store, split, targets)
     model: Model = model_class(keys.architecture)(build, keys)
     build.finish()
     return model

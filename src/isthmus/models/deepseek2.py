@@ -19,7 +19,7 @@ from isthmus.models.base import Decoder
 from isthmus.models.config import MAX_ROPE_DIM, MAX_WIDTH, DecoderConfig, decoder_keys, read_rope, read_router
 from isthmus.models.keys import Keys
 from isthmus.modules.builder import Builder
-from isthmus.modules.mla import LatentAttention, LatentConfig
+from isthmus.modules.mla import LatentConfig
 from isthmus.modules.rope import Rope
 from isthmus.modules.router import RouterConfig
 
@@ -84,7 +84,7 @@ class MixtureOfExperts:
 class Layer:
     def __init__(self, build: Builder, c: DeepSeek2Config, rope: Rope, dense: bool) -> None:
         self.attention_norm = build.norm("attn_norm.weight", c.hidden, c.eps)
-        self.attention = LatentAttention(build, c.attention, rope)
+        self.attention = build.latent_attention(c.attention, rope)
         self.ffn_norm = build.norm("ffn_norm.weight", c.hidden, c.eps)
         self.ffn = build.feed_forward(c.hidden, c.dense_inner) if dense else MixtureOfExperts(build, c)
         self.state_kind = self.attention.state_kind

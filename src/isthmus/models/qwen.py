@@ -19,7 +19,7 @@ from isthmus.engine.state import KeyValueCache
 from isthmus.models.base import Decoder
 from isthmus.models.config import DecoderConfig, decoder_keys, read_attention, read_router
 from isthmus.models.keys import Keys
-from isthmus.modules.attention import AttentionConfig, GroupedQueryAttention
+from isthmus.modules.attention import AttentionConfig
 from isthmus.modules.builder import Builder
 from isthmus.modules.rope import Rope
 from isthmus.modules.router import RouterConfig
@@ -70,7 +70,7 @@ class MixtureOfExperts:
 class Layer:
     def __init__(self, build: Builder, c: QwenConfig, rope: Rope) -> None:
         self.attention_norm = build.norm("attn_norm.weight", c.hidden, c.eps)
-        self.attention = GroupedQueryAttention(build, c.attention, rope)
+        self.attention = build.attention(c.attention, rope)
         self.ffn_norm = build.norm("ffn_norm.weight", c.hidden, c.eps)
         self.ffn = MixtureOfExperts(build, c, c.router) if c.router else build.feed_forward(c.hidden, c.inner)
         self.state_kind = self.attention.state_kind

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from isthmus.engine.batch import Step
 from isthmus.engine.state import KeyValueCache, PagedKeyValue
-from isthmus.modules.builder import Builder
 from isthmus.modules.loader import Loader
 from isthmus.modules.rope import Rope, RopeConfig, attention_scale
 from isthmus.native import rows
+
+if TYPE_CHECKING:
+    from isthmus.modules.builder import Builder
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ A model file is the only text that knows which tensors exist. While the model is
 read: shapes and formats are held against the config, and every mistake is collected. `finish` reports them
 together - missing, misshapen, in a format without a kernel, or left over - and only then loads, module by
 module.
+
+Here alone it is decided whether a module is native or a device's: by where `Targets` has its first tensor.
 """
 
 from __future__ import annotations
@@ -13,15 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, Protocol, TypeVar
 
+import torch
+
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, RunOptions
-from isthmus.errors import MalformedFileError, UnsupportedError
+from isthmus.errors import MalformedFileError, UnsupportedError, UsageError
 from isthmus.formats.spec import by_name
+from isthmus.modules import on_gpu
+from isthmus.modules.attention import AttentionConfig, GroupedQueryAttention
 from isthmus.modules.cache import PackedStore
 from isthmus.modules.embedding import Embedding
 from isthmus.modules.experts import Experts, Matrices
 from isthmus.modules.linear import Linear
 from isthmus.modules.loader import PLAIN, Loader
+from isthmus.modules.mla import LatentAttention, LatentConfig
 from isthmus.modules.norm import RmsNorm
+from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.rope import Rope, RopeConfig
 from isthmus.modules.router import Router, RouterConfig, SigmoidGate
 from isthmus.modules.split import ExpertSplit, SplitExperts
@@ -44,10 +52,18 @@ class Builder:
         progress: Callable[[int], None] | None = None,
         store: PackedStore | None = None,
         split: ExpertSplit | None = None,
+        targets: Targets | None = None,
     ) -> None:
-        """split: how routed experts are handed to the CPU; None: it is the device of everything."""
+        """split: how the native CPU hands routed experts to itself; None: it is the device of everything.
+
+        targets: which modules are on devices instead, with hand-offs of their own. Raises UsageError for
+        options that hold on the CPU alone.
+        """
         self.options = options
         self._split = split
+        self._targets = targets
+        if targets:
+            _check_options(options)
         self._source = source
         self._progress = progress
         self._store = store
@@ -81,6 +97,10 @@ class Builder:
     def has(self, name: str) -> bool:
         return self._prefix + name in self._source.tensors
 
+    def target(self, name: str) -> Target | None:
+        """The device of the module that the tensor belongs to; None: the CPU, natively."""
+        return self._targets.by_tensor(self._prefix + name) if self._targets and self.has(name) else None
+
     def matrix(self, name: str, *shape: int, also: tuple[int, ...] = ()) -> RawTensor:
         """A tensor for packing, [rows, columns] or [experts, rows, columns]; `also`: the same in two dims."""
         raw = self._take(name, shape, also)
@@ -96,21 +116,46 @@ class Builder:
         return raw
 
     def embedding(self, name: str, vocab: int, hidden: int) -> Embedding:
-        return self.add(Embedding(self.matrix(name, vocab, hidden)))
+        raw, target = self.matrix(name, vocab, hidden), self.target(name)
+        return self.add(on_gpu.Embedding(raw, target) if target else Embedding(raw))
 
     def norm(self, name: str, size: int, eps: float) -> RmsNorm:
-        return self.add(RmsNorm(self.vector(name, size), eps))
+        raw, target = self.vector(name, size), self.target(name)
+        return self.add(on_gpu.RmsNorm(raw, eps, target) if target else RmsNorm(raw, eps))
 
     def linear(
         self, rows: Mapping[str, int], columns: int, *, bias: Literal["none", "required", "optional"] = "none"
     ) -> Linear:
         """Matrices NAME.weight [rows, columns] side by side, with NAME.bias (optional: if it is there)."""
+        return self._linear(rows, columns, bias, torch.bfloat16)
+
+    def head(self, name: str, vocab: int, hidden: int) -> Linear:
+        """NAME.weight [vocab, hidden]: logits are fp32 wherever they are made."""
+        return self._linear({name: vocab}, hidden, "none", torch.float32)
+
+    def attention(self, config: AttentionConfig, rope: Rope) -> GroupedQueryAttention:
+        target = self.target("attn_output.weight")
+        if target:
+            return on_gpu.GroupedQueryAttention(self, config, rope, target)
+        return GroupedQueryAttention(self, config, rope)
+
+    def latent_attention(self, config: LatentConfig, rope: Rope) -> LatentAttention:
+        target = self.target("attn_output.weight")
+        if target:
+            return on_gpu.LatentAttention(self, config, rope, target)
+        return LatentAttention(self, config, rope)
+
+    def _linear(self, rows: Mapping[str, int], columns: int, bias: str, dtype: torch.dtype) -> Linear:
+        """dtype: of results on a device; the native CPU's are fp32."""
         weights = [self.matrix(f"{name}.weight", n, columns) for name, n in rows.items()]
         biased = [bias == "required" or (bias == "optional" and self.has(f"{name}.bias")) for name in rows]
         biases = [
             self.vector(f"{name}.bias", n) if wanted else None
             for (name, n), wanted in zip(rows.items(), biased, strict=True)
         ]
+        target = self.target(f"{next(iter(rows))}.weight")
+        if target:
+            return self.add(on_gpu.Linear(weights, biases, target, dtype))
         return self.add(Linear(weights, biases, exact=self.options.exact_batching))
 
     def rope(self, config: RopeConfig, context_tokens: int, *, factors: str = "") -> Rope:
@@ -124,19 +169,32 @@ class Builder:
         """ffn_gate_inp; with `bias` also exp_probs_b, which chooses but does not weigh."""
         gate = self.matrix("ffn_gate_inp.weight", config.experts, hidden)
         chooser = self.vector("exp_probs_b.bias", config.experts) if bias else None
+        target = self.target("ffn_gate_inp.weight")
+        if target:
+            return self.add(on_gpu.Router(config, gate, chooser, target))
         return self.add(Router(config, gate, chooser, exact=self.options.exact_batching))
 
     def sigmoid_gate(self, name: str, hidden: int) -> SigmoidGate:
-        return self.add(SigmoidGate(self.matrix(name, 1, hidden), exact=self.options.exact_batching))
+        raw, target = self.matrix(name, 1, hidden), self.target(name)
+        if target:
+            return self.add(on_gpu.SigmoidGate(raw, target))
+        return self.add(SigmoidGate(raw, exact=self.options.exact_batching))
 
     def experts(
         self, hidden: int, experts: int, inner: int, *, top_k: int, shared_inner: int = 0
-    ) -> Experts | SplitExperts:
-        """Routed ffn_*_exps [experts, inner, hidden]; with `shared_inner` also the shared ffn_*_shexp."""
+    ) -> Experts | SplitExperts | on_gpu.SplitExperts:
+        """Routed ffn_*_exps [experts, inner, hidden]; with `shared_inner` also the shared ffn_*_shexp.
+
+        They are called where the router is, whatever computes them.
+        """
         routed = self.expert_matrices(hidden, experts, inner)
         shared = self.shared_matrices(hidden, shared_inner) if shared_inner else None
+        layer = int(self._prefix.split(".")[1])  # blk.N.
+        target = self.target("ffn_gate_inp.weight")
+        if target and self._targets:
+            slots = self._targets.slots.get(layer)
+            return self.add(on_gpu.routed_experts(target, layer, top_k, routed, shared, slots))
         if self._split:
-            layer = int(self._prefix.split(".")[1])  # blk.N.
             exact = self.options.exact_batching
             return self.add(SplitExperts(self._split, layer, top_k, routed, shared, exact=exact))
         return self.add(Experts(routed, shared, exact=self.options.exact_batching))
@@ -153,7 +211,9 @@ class Builder:
 
     def feed_forward(self, hidden: int, inner: int) -> Experts:
         """A dense FFN is one expert that every row takes."""
-        matrices = self._feed_forward("", hidden, inner)
+        matrices, target = self._feed_forward("", hidden, inner), self.target("ffn_down.weight")
+        if target:
+            return self.add(on_gpu.FeedForward(matrices, target))
         return self.add(Experts(matrices, None, exact=self.options.exact_batching))
 
     def finish(self) -> None:
@@ -209,6 +269,20 @@ class Builder:
             self._misshapen.append(f"{scale.name} is {list(scale.shape)}, needed {needed}")
         if scale.format.name not in PLAIN:
             self._unsupported.append(f"{scale.name} ({scale.format.name}; needed: {', '.join(PLAIN)})")
+
+
+def _check_options(options: RunOptions) -> None:
+    """What a device's kernels do not keep is refused, not ignored."""
+    if options.exact_batching:
+        raise UsageError(
+            "exact_batching holds on the CPU alone: a GPU's kernels are chosen by the number of rows, and "
+            "each rounds in its own way; use --strategy cpu"
+        )
+    if options.kv_dtype != "bf16":
+        raise UsageError(
+            f"kv_dtype {options.kv_dtype} is for the CPU: a GPU's attention reads a cache of bf16; leave it "
+            "out, or use --strategy cpu"
+        )
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,10 +6,11 @@ pages are given back as soon as they are consumed: loading needs the weights' si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,11 @@ from isthmus.weights.source import RawTensor, WeightSource
 # Formats whose values a transposition can carry over as they are: one column to a block.
 PLAIN = ("f32", "f16", "bf16")
 
+# Values that are dequantised at a time: their fp32 is all that stands beside the result.
+_PIECE_VALUES = 16 << 20
+
+T = TypeVar("T")
+
 
 class Loader:
     def __init__(
@@ -40,12 +46,25 @@ class Loader:
         self._progress = progress
         self._store = store
         self._packed: dict[str, ops.PackedWeight] = {}
+        self._made: dict[Hashable, Any] = {}
+        self._counted: set[str] = set()
 
     def pack(self, raw: RawTensor) -> ops.PackedWeight:
         """[rows, columns] or [experts, rows, columns] in the file's own format."""
         if raw.name not in self._packed:
             self._packed[raw.name] = self._take(raw, {"": lambda raw: raw})[""]
         return self._packed[raw.name]
+
+    def pack_once(self, raw: RawTensor) -> ops.PackedWeight:
+        """The same for who copies it: not kept here."""
+        return self._take(raw, {"": lambda raw: raw})[""]
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` made when the key was first asked for; all of it is let go with the loader."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     def pack_f32(self, raw: RawTensor) -> ops.PackedWeight:
         """The same as fp32, whatever the file holds: for the router, whose product is always fp32."""
@@ -63,6 +82,23 @@ class Loader:
             values = torch.from_numpy(np.array(f32_values(raw)).reshape(-1))
         self._consumed(raw)
         return values
+
+    def values(self, raw: RawTensor, dtype: torch.dtype) -> Tensor:
+        """The tensor's values times its own scale, rounded to `dtype`, in its shape; our own memory."""
+        columns = raw.shape[-1]
+        rows = prod(raw.shape[:-1])
+        row_bytes = raw.nbytes // rows
+        factors = self._factors(raw.aux["scale"], rows) if "scale" in raw.aux else None
+        out = torch.empty(rows, columns, dtype=dtype)
+        step = max(1, _PIECE_VALUES // columns)
+        with self._reading(raw):
+            for begin in range(0, rows, step):
+                end = min(begin + step, rows)
+                piece = dequantize(raw.format, raw.data[begin * row_bytes : end * row_bytes])
+                values = torch.from_numpy(np.array(piece)).view(-1, columns)
+                out[begin:end] = values if factors is None else values * factors[begin:end, None]
+        self._consumed(raw)
+        return out.view(raw.shape)
 
     def skip(self, raw: RawTensor) -> None:
         """Nothing needs this tensor: its bytes count as taken."""
@@ -87,13 +123,22 @@ class Loader:
 
     def _set_scale(self, weights: Iterable[ops.PackedWeight], scale: RawTensor) -> None:
         """The tensor's own scale multiplies what its tiles say: it is no part of them, nor of the store."""
-        with self._reading(scale):
-            factors = f32_values(scale).reshape(-1).tolist()
+        factors = self._scale(scale).tolist()
         try:
             for weight in weights:
                 weight.set_factors(factors)
         except ValueError as error:
             raise MalformedFileError(f"{scale.file}: tensor {scale.name}: {error}") from error
+
+    def _scale(self, scale: RawTensor) -> Tensor:
+        """fp32: one value, or one per expert."""
+        with self._reading(scale):
+            return torch.from_numpy(np.array(f32_values(scale)).reshape(-1))
+
+    def _factors(self, scale: RawTensor, rows: int) -> Tensor:
+        """The same for each of `rows` rows."""
+        factors = self._scale(scale)
+        return factors.repeat_interleave(rows // len(factors))
 
     def _keep(self, name: str, packed: ops.PackedWeight) -> ops.PackedWeight:
         return self._store.put(name, packed) if self._store else packed
@@ -115,7 +160,9 @@ class Loader:
     def _consumed(self, raw: RawTensor) -> None:
         for tensor in (raw, *raw.aux.values()):
             self._source.release(tensor.name)
-            if self._progress:
+            # Two devices may both take a tied embedding: progress is of the file.
+            if self._progress and tensor.name not in self._counted:
+                self._counted.add(tensor.name)
                 self._progress(len(tensor.data))
 
 

@@ -14,18 +14,21 @@ Under exact_batching every row is absorbed, so that no row depends on its chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from isthmus.engine.batch import Part, Step
 from isthmus.engine.state import LatentCache, PagedLatent
-from isthmus.modules.builder import Builder
 from isthmus.modules.linear import HeadLinear
 from isthmus.modules.loader import HeadRows, Loader
 from isthmus.modules.rope import Rope, RopeConfig, attention_scale
 from isthmus.native import ops, rows
 from isthmus.weights.source import RawTensor
+
+if TYPE_CHECKING:
+    from isthmus.modules.builder import Builder
 
 EXPAND_ROWS = 32  # design 4.7
 SEGMENT_TOKENS = rows.SPLIT_TOKENS  # keys expanded at a time: 84 MB for the 128 heads of DeepSeek-V3
@@ -65,11 +68,14 @@ class LatentAttention:
         else:
             self.down = build.linear({"attn_q": c.heads * c.key, "attn_kv_a_mqa": c.latent}, c.hidden)
         self.kv_norm = build.norm("attn_kv_a_norm.weight", c.kv_lora, c.eps)
-        self.up = build.add(KeyValueUp(build, c))
+        self.up = build.add(self._make_up(build))
         self.output = build.linear({"attn_output": c.hidden}, c.heads * c.value)
         self.state_kind = PagedLatent(c.latent)
         self._options = build.options
         build.add(self)
+
+    def _make_up(self, build: Builder) -> KeyValueUp:
+        return KeyValueUp(build, self.config)
 
     def load(self, loader: Loader) -> None:
         c, kv_dtype = self.config, self._options.kv_dtype

@@ -91,6 +91,23 @@ class Rope:
         self.config = config
         self.positions = positions
         self._factors = factors
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def style(self) -> Literal["norm", "neox"]:
+        return "norm" if self.config.interleaved else "neox"
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin in a device's memory, once for all its layers."""
+        if device not in self._on:
+            self._on[device] = (self.cos.to(device), self.sin.to(device))
+        return self._on[device]
+
+    def check(self, end_position: int) -> None:
+        """ValueError unless the tables have all positions before this one. For devices; native code looks
+        at each row."""
+        if end_position > self.positions:
+            raise ValueError(f"position {end_position - 1} of a run of {self.positions} positions")
 
     def load(self, loader: Loader) -> None:
         freqs = frequencies(self.config, loader.vector(self._factors) if self._factors else None)
@@ -104,5 +121,5 @@ class Rope:
             self.sin.data_ptr(),
             self.positions,
             self.config.dim,
-            "norm" if self.config.interleaved else "neox",
+            self.style,
         )

@@ -1,0 +1,160 @@
+"""Routed experts on a device: resident ones, and those of the CPU behind a hand-off.
+
+    resident   every expert has a slot on the device (strategy `gpu`); no host work in a step
+    split      submit x, ids and weights -> the shared expert -> wait for y -> y + shared + residual
+
+Both are called like `modules.experts.Experts`, by the same text of a model. `slots` says by expert its slot
+here, -1: on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import UnsupportedError
+from isthmus.gpu.tiles import PackedMatrix
+from isthmus.modules.experts import Experts as NativeExperts
+from isthmus.modules.experts import Matrices, pack_matrices
+from isthmus.modules.loader import Loader
+from isthmus.modules.on_gpu.ffn import Ffn, beside
+from isthmus.modules.on_gpu.plain_experts import plain_parts
+from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.on_gpu.weights import stays_packed, upload, upload_plain
+from isthmus.native import ops
+
+
+def routed_experts(
+    target: Target,
+    layer: int,
+    top_k: int,
+    routed: Matrices,
+    shared: Matrices | None,
+    slots: Sequence[int] | None,
+) -> ResidentExperts | SplitExperts:
+    """The module for a layer whose experts are where `slots` says; None: all on the CPU."""
+    if slots is None or all(slot < 0 for slot in slots):
+        return SplitExperts(target, layer, top_k, routed, shared)
+    if list(slots) == list(range(routed[0].shape[0])):
+        return ResidentExperts(target, routed, shared)
+    raise UnsupportedError(
+        f"layer {layer} has {sum(slot >= 0 for slot in slots)} of its {len(slots)} experts on "
+        f"{target.device}: experts of one layer on both devices are not executed yet"
+    )
+
+
+class ResidentSet:
+    """Experts that have a slot on a device, by the table that says which; their weighted sum.
+
+    slot_of: int32 [experts] on the device, -1: not here, such a choice adds nothing. The kernels read it, so
+    it may change between steps, and between replays of a graph.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        matrices: tuple[PackedMatrix, PackedMatrix, PackedMatrix] | tuple[Tensor, Tensor, Tensor],
+        slot_of: Tensor,
+    ) -> None:
+        """matrices: gate, up [slots][inner, hidden], down [slots][hidden, inner], all packed or all plain."""
+        self._target = target
+        self._matrices = matrices
+        self.slot_of = slot_of
+
+    @classmethod
+    def load(cls, loader: Loader, matrices: Matrices, target: Target) -> ResidentSet:
+        """All of a layer's experts, each in the slot of its number."""
+        # Kernels take all three packed: one in another format makes plain ones of its neighbours.
+        put: Any = upload if all(stays_packed(raw) for raw in matrices) else upload_plain
+        gate, up, down = (put(loader, raw, target) for raw in matrices)
+        slot_of = torch.arange(matrices[0].shape[0], dtype=torch.int32, device=target.device)
+        return cls(target, (gate, up, down), slot_of)
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, out: Tensor, residual: Tensor) -> Tensor:
+        """out = residual + sum_j weights[:, j] expert(ids[:, j])(x) over those that are here, rounded once.
+
+        x bf16 or fp32 [T, hidden]; ids int32, weights fp32 [T, k]; out, residual bf16 or fp32 [T, hidden].
+        """
+        kernels, (gate, up, down) = self._target.kernels, self._matrices
+        if isinstance(gate, PackedMatrix):
+            packed: Tensor = kernels.experts(
+                x.to(torch.bfloat16), ids, weights, self.slot_of, gate, up, down, out, residual=residual
+            )
+            return packed
+        assert isinstance(up, Tensor)
+        assert isinstance(down, Tensor)
+        slots = self.slot_of[ids.long()]
+        parts = plain_parts(self._target, x, slots, gate, up, down)
+        plain: Tensor = kernels.weighted_sum(parts, weights, slots, out, residual=residual)
+        return plain
+
+
+class ResidentExperts(NativeExperts):
+    def __init__(self, target: Target, routed: Matrices, shared: Matrices | None) -> None:
+        super().__init__(routed, shared, exact=False)
+        self._target = target
+
+    def load(self, loader: Loader) -> None:
+        routed, shared = self._raw
+        self._resident = ResidentSet.load(loader, routed, self._target)
+        self._shared = Ffn.load(loader, shared, self._target) if shared else None
+        del self._raw
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        ids: Tensor | None = None,
+        weights: Tensor | None = None,
+        shared_weights: Tensor | None = None,
+    ) -> Tensor:
+        """As `Experts`; x bf16 or fp32, a new [T, hidden] in the residual's dtype."""
+        assert ids is not None
+        assert weights is not None
+        base = beside(self._shared, x, residual, shared_weights)
+        return self._resident(x, ids, weights, torch.empty_like(residual), base)
+
+
+class SplitExperts:
+    """Routed experts on the CPU, in place; x and y cross in the residual's dtype."""
+
+    def __init__(
+        self, target: Target, layer: int, top_k: int, routed: Matrices, shared: Matrices | None
+    ) -> None:
+        if target.split is None:
+            raise ValueError(f"layer {layer}'s experts are on the CPU: its target needs a hand-off")
+        self._raw = (routed, shared)
+        self._target, self._split, self._layer, self._top_k = target, target.split, layer, top_k
+
+    def load(self, loader: Loader) -> None:
+        routed, shared = self._raw
+        experts = ops.Experts(*pack_matrices(loader, routed))
+        self._shared = Ffn.load(loader, shared, self._target) if shared else None
+        self._handoff = self._split.open(experts.hidden, self._top_k)
+        self._handoff.set_experts(self._layer, experts)
+        del self._raw
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared_weights: Tensor | None = None,
+    ) -> Tensor:
+        """x, residual [T, hidden] in the residual's dtype; a new one. Raises HandoffError on the host.
+
+        Under a stream nothing is raised here: `Handoff.check` says what failed when the stream is done.
+        """
+        stream = self._target.stream()
+        slot = self._split.slot(self._layer, len(x))
+        given = (x, ids, weights)
+        assert all(rows.is_contiguous() for rows in given)
+        self._handoff.submit(slot, len(x), *(rows.data_ptr() for rows in given), stream=stream)
+        base = beside(self._shared, x, residual, shared_weights)
+        y = torch.empty_like(residual)
+        self._handoff.wait(slot, y.data_ptr(), stream=stream)
+        return torch.add(base, y, out=torch.empty_like(residual))  # fp32 within, where a shared expert is

@@ -1,0 +1,58 @@
+"""Router and gate on a device: the product is fp32, as on the CPU; x is what the norm gave."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isthmus.modules.loader import Loader
+from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.on_gpu.weights import upload_f32, upload_vector
+from isthmus.modules.router import Router as NativeRouter
+from isthmus.modules.router import RouterConfig
+from isthmus.modules.router import SigmoidGate as NativeSigmoidGate
+from isthmus.weights.source import RawTensor
+
+
+class Router(NativeRouter):
+    def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None, target: Target) -> None:
+        super().__init__(config, gate, bias, exact=False)
+        self._target = target
+
+    def load(self, loader: Loader) -> None:
+        gate, bias = self._raw
+        self._weight = upload_f32(loader, gate, self._target)
+        self._chooser = upload_vector(loader, bias, self._target) if bias else None
+        del self._raw
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x bf16 or fp32 [T, hidden]; ids int32 [T, top_k], best first, and their weights fp32 [T, top_k]."""
+        c = self.config
+        ids, weights = self._target.kernels.route(
+            x.float() @ self._weight.T,
+            c.top_k,
+            scoring=c.gate,
+            bias=self._chooser,
+            groups=c.groups,
+            groups_kept=c.groups_used,
+            group_score="max" if c.gate == "softmax" else "top2_sum",
+            normalise=c.normalise,
+            scale=c.scale,
+        )
+        if self.observe is not None:
+            self.observe(ids)
+        return ids, weights
+
+
+class SigmoidGate(NativeSigmoidGate):
+    def __init__(self, weights: RawTensor, target: Target) -> None:
+        super().__init__(weights, exact=False)
+        self._raw, self._target = weights, target
+
+    def load(self, loader: Loader) -> None:
+        self._weight = upload_f32(loader, self._raw, self._target)
+        del self._raw
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x bf16 or fp32 [T, hidden]; fp32 [T]."""
+        return torch.sigmoid(x.float() @ self._weight.view(-1))

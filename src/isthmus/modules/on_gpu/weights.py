@@ -1,0 +1,97 @@
+"""Weights in a device's memory, and the product with them.
+
+A matrix in a format that the kernels unpack is there as the CPU's tiles. Any other is plain: F32 stays fp32,
+all else becomes bf16 (what `placement.sizes.gpu_bytes` counts; an F16 one loses 3 bits of its 11).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
+from isthmus.modules.loader import Loader
+from isthmus.modules.on_gpu.target import Target
+from isthmus.native import ops
+from isthmus.weights.source import RawTensor
+
+# A Tensor: bf16 or fp32 [rows, columns], or [experts, rows, columns].
+Weight: TypeAlias = PackedMatrix | Tensor
+
+
+def upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
+    """[rows, columns] or [experts, rows, columns] on the device; once, however many modules there use it."""
+    return loader.once((raw.name, target), lambda: _upload(loader, raw, target))
+
+
+def upload_plain(loader: Loader, raw: RawTensor, target: Target) -> Tensor:
+    """The same values without blocks, in the tensor's shape."""
+    dtype = torch.float32 if raw.format.name == "f32" else torch.bfloat16
+    return loader.values(raw, dtype).to(target.device)
+
+
+def upload_f32(loader: Loader, raw: RawTensor, target: Target) -> Tensor:
+    """The router's: its product is fp32 whatever the file holds."""
+    return loader.values(raw, torch.float32).to(target.device)
+
+
+def upload_vector(loader: Loader, raw: RawTensor, target: Target) -> Tensor:
+    return loader.vector(raw).to(target.device)
+
+
+def stays_packed(raw: RawTensor) -> bool:
+    """Whether the kernels multiply by the tensor's own bits; they know no factor beside the tiles."""
+    return raw.format.name in GPU_FORMATS and "scale" not in raw.aux
+
+
+def product(
+    target: Target,
+    x: Tensor,
+    weight: Weight,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """out = W x + bias + residual, summed in fp32 and rounded once.
+
+    x: bf16 or fp32 [T, K], rounded to bf16 unless W is fp32; out, residual: bf16 or fp32 [T, N], rows may be
+    strided; bias: fp32 [N].
+    """
+    if isinstance(weight, PackedMatrix):
+        x = x.to(torch.bfloat16)
+        packed: Tensor = target.kernels.linear(x, weight, out, bias=bias, residual=residual)
+        return packed
+    y = plain_product(x, weight)
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        y += residual
+    return out.copy_(y)
+
+
+def plain_product(x: Tensor, weight: Tensor) -> Tensor:
+    """W x in fp32 [T, N], by torch."""
+    if weight.dtype == torch.float32:
+        return x.float() @ weight.T
+    x = x.to(torch.bfloat16)
+    if x.is_cuda:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return x.float() @ weight.float().T  # the CPU's product of bf16 has no fp32 result
+
+
+def batched(x: Tensor, weights: Tensor) -> Tensor:
+    """x[b] W[b] for every b, bf16 [B, T, N], summed in fp32: x bf16 [B, T, K], W bf16 [B, K, N], strided."""
+    if x.is_cuda:
+        return torch.bmm(x, weights)
+    return torch.bmm(x.float(), weights.float()).to(torch.bfloat16)
+
+
+def _upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
+    if not stays_packed(raw):
+        return upload_plain(loader, raw, target)
+    packed = loader.pack_once(raw)
+    sizes = (packed.experts, packed.rows, packed.columns)
+    return PackedMatrix.from_tiles(ops.memory(packed), raw.format.ggml_id, *sizes, target.device)
