@@ -13,7 +13,7 @@ import torch
 
 from isthmus.config import RunOptions
 from isthmus.errors import DeviceError
-from isthmus.modules.split import ExpertSplit
+from isthmus.modules.split import DeviceExperts, ExpertSplit
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import Plan
 from isthmus.placement.plan import plan as make_plan
@@ -72,4 +72,7 @@ def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
     """How the plan's routed experts are handed over; None where the CPU is the device of everything."""
     if plan.strategy == "cpu" or not plan.experts:
         return None
-    return ExpertSplit("threaded", max_rows=options.chunk_tokens)
+    on_device = {
+        layer: DeviceExperts(table.resident) for layer, table in plan.experts.items() if table.resident
+    }
+    return ExpertSplit("threaded", options.chunk_tokens, exact=options.exact_batching, on_device=on_device)

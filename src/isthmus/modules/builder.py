@@ -195,8 +195,7 @@ class Builder:
             slots = self._targets.slots.get(layer)
             return self.add(on_gpu.routed_experts(target, layer, top_k, routed, shared, slots))
         if self._split:
-            exact = self.options.exact_batching
-            return self.add(SplitExperts(self._split, layer, top_k, routed, shared, exact=exact))
+            return self.add(SplitExperts(self._split, layer, top_k, routed, shared))
         return self.add(Experts(routed, shared, exact=self.options.exact_batching))
 
     def expert_matrices(self, hidden: int, experts: int, inner: int) -> Matrices:

@@ -30,7 +30,7 @@ from isthmus.modules.experts import pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.router import RouterConfig
 from isthmus.native import ops, rows
-from isthmus.native.handoff import Handoff, Inline, Slot, Threaded, abandoned_if_failing
+from isthmus.native.handoff import Handoff, Inline, Slot, Threaded, abandoned_if_failing, slot_rows
 from isthmus.weights.memory import MemorySource
 from isthmus.weights.source import RawTensor
 
@@ -167,7 +167,7 @@ class HeterogeneousMoELayer:
         self._handoff.close()
 
     def _slot(self, tokens: int) -> Slot:
-        size = 1 << (tokens - 1).bit_length()
+        size = slot_rows(tokens)
         if size not in self._slots:
             self._slots[size] = self._handoff.register(0, size)
         return self._slots[size]

@@ -1,25 +1,27 @@
 """Routed experts behind a hand-off: the CPU computes them while the device does other things.
 
-    submit x, ids and weights -> the shared expert, here -> wait for y -> y + shared + residual
+    submit x, ids and weights -> the shared expert and experts on the device, here -> wait for y
+    -> y + shared + residual
 
 Sums are in the order of the experts operator that does it all at once, so both give the same bits on one
-device (design 1.6, 5).
+device (design 1.6, 5); where the device has routed experts of its own, see `resident`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
-from isthmus.modules.experts import Matrices, pack_matrices
+from isthmus.modules.experts import Matrices, PackedMatrices, pack_matrices
 from isthmus.modules.loader import Loader
+from isthmus.modules.resident import ResidentExperts
 from isthmus.native import ops, rows
-from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded, on_stream
+from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded, on_stream, slot_rows
 
 EVENTS = 1024  # kept of a hand-off: four a layer
 
@@ -35,64 +37,149 @@ HANDOFFS: dict[str, Callable[..., Handoff]] = {
 }
 
 
+@dataclass(frozen=True)
+class DeviceExperts:
+    """Of one layer's experts on its device: those that stay, and how many more places there are."""
+
+    resident: tuple[int, ...] = ()
+    spare: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.resident) + self.spare
+
+
+@dataclass
+class ExpertUse:
+    """Choices of experts by where they were computed, and what was copied to the device for that."""
+
+    hits: int = 0  # on the device
+    misses: int = 0  # by the CPU
+    uploads: int = 0  # experts copied by the cache
+    bytes_uploaded: int = 0
+    streamed: int = 0  # experts copied into the ring
+    bytes_streamed: int = 0
+
+
 @dataclass
 class ExpertSplit:
-    """The hand-off of one device, made when its first layer says how wide a row is.
+    """How the routed experts of one device's layers are computed; the hand-off is made when its first layer
+    says how wide a row is.
 
-    max_rows: of a step. settings: of the hand-off, such as dtype and device.
+    max_rows: of a step. settings: of the hand-off, such as dtype and device. exact: one driver for every row
+    count. on_device: by layer, none where all are the CPU's.
     """
 
     kind: str  # a key of HANDOFFS
     max_rows: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    exact: bool = False
+    on_device: Mapping[int, DeviceExperts] = field(default_factory=dict)
     handoff: Handoff | None = None
+    resident: dict[int, ResidentExperts] = field(default_factory=dict)  # by layer, as they are loaded
+    ones: Tensor = field(default_factory=lambda: torch.empty(0))  # weights of choices that are summed later
+    _rows_of_token: int = 1  # in the hand-off
+    _use: ExpertUse = field(default_factory=ExpertUse)
     _slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
     _ring: Ring | None = None
 
+    @property
+    def apart(self) -> bool:
+        """Whether every choice crosses as a row of its own, so that a row's sum is in the order of ids."""
+        return self.exact and bool(self.on_device)
+
     def open(self, hidden: int, top_k: int) -> Handoff:
         if self.handoff is None:
-            self.handoff = HANDOFFS[self.kind](hidden, top_k, events=EVENTS, **self.settings)
+            self._rows_of_token = top_k if self.apart else 1
+            self.ones = torch.ones(self.max_rows * top_k if self.apart else 0)
+            choices = 1 if self.apart else top_k
+            self.handoff = HANDOFFS[self.kind](hidden, choices, events=EVENTS, **self.settings)
         return self.handoff
 
-    def slot(self, layer: int, num_rows: int) -> Slot:
+    def slot(self, layer: int, num_tokens: int) -> Slot:
         """A layer's own for the next power of two, or for a prefill chunk the next one of the ring."""
         assert self.handoff is not None
-        if num_rows <= MAX_CAPTURED_ROWS:
-            bucket = 1 << (num_rows - 1).bit_length()
+        if num_tokens <= MAX_CAPTURED_ROWS:
+            bucket = slot_rows(num_tokens)
             if (layer, bucket) not in self._slots:
-                self._slots[layer, bucket] = self.handoff.register(layer, bucket)
+                self._slots[layer, bucket] = self.handoff.register(layer, bucket * self._rows_of_token)
             return self._slots[layer, bucket]
         if self._ring is None:
-            self._ring = self.handoff.register_ring(self.max_rows)
+            self._ring = self.handoff.register_ring(self.max_rows * self._rows_of_token)
         return self._ring.take(layer)
+
+    def way(self, layer: int, weights: PackedMatrices, top_k: int) -> Way:
+        """How a layer's routed experts are computed. weights: gate, up and down on the host."""
+        experts = ops.Experts(*weights, exact=self.exact)
+        self.open(experts.hidden, top_k).set_experts(layer, experts)
+        here = self.on_device.get(layer, DeviceExperts())
+        if not here.count and not self.apart:
+            return HandedOver(self, layer)
+        self.resident[layer] = ResidentExperts(self, layer, weights, here.resident, here.count)
+        return self.resident[layer]
+
+    def use(self) -> ExpertUse:
+        """So far; to be called between steps."""
+        for resident in self.resident.values():
+            self.count_uses(resident.table, resident.take_uses())
+        return self._use
+
+    def count_uses(self, table: Tensor, uses: list[int]) -> None:
+        """uses: of a step or several during which `table` was as it is."""
+        hits = sum(count for count, slot in zip(uses, table.tolist(), strict=True) if slot >= 0)
+        self._use.hits += hits
+        self._use.misses += sum(uses) - hits
 
     def close(self) -> None:
         if self.handoff is not None:
             self.handoff.close()
 
 
+class Way(Protocol):
+    """How a layer's routed experts are computed, in two halves: between them the device does other things."""
+
+    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Any:
+        """x fp32 [T, H], ids int32 and weights fp32 [T, k]; what `finish` wants."""
+
+    def finish(self, started: Any) -> Tensor:
+        """The weighted sum of the chosen experts, a new fp32 [T, H]. Raises HandoffError."""
+
+
+class HandedOver:
+    """All by the CPU."""
+
+    def __init__(self, split: ExpertSplit, layer: int) -> None:
+        self._split, self._layer = split, layer
+
+    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Slot, Tensor]:
+        tokens, hidden = x.shape
+        slot = self._split.slot(self._layer, tokens)
+        handoff = self._split.open(hidden, ids.shape[1])
+        handoff.submit(slot, tokens, x.data_ptr(), ids.data_ptr(), weights.data_ptr())
+        return slot, x
+
+    def finish(self, started: tuple[Slot, Tensor]) -> Tensor:
+        slot, x = started
+        out = torch.empty_like(x)
+        assert self._split.handoff is not None
+        self._split.handoff.wait(slot, out.data_ptr())
+        return out
+
+
 class SplitExperts:
     """What `Experts` computes, its routed ones through the hand-off; models call both alike."""
 
     def __init__(
-        self,
-        split: ExpertSplit,
-        layer: int,
-        top_k: int,
-        routed: Matrices,
-        shared: Matrices | None,
-        *,
-        exact: bool,
+        self, split: ExpertSplit, layer: int, top_k: int, routed: Matrices, shared: Matrices | None
     ) -> None:
         self._raw = (routed, shared)
-        self._split, self._layer, self._top_k, self._exact = split, layer, top_k, exact
+        self._split, self._layer, self._top_k = split, layer, top_k
 
     def load(self, loader: Loader) -> None:
         routed, shared = self._raw
-        experts = ops.Experts(*pack_matrices(loader, routed), exact=self._exact)
-        self._shared = ops.Experts(*pack_matrices(loader, shared), exact=self._exact) if shared else None
-        self._handoff = self._split.open(experts.hidden, self._top_k)
-        self._handoff.set_experts(self._layer, experts)
+        packed = pack_matrices(loader, shared) if shared else None
+        self._shared = ops.Experts(*packed, exact=self._split.exact) if packed else None
+        self._way = self._split.way(self._layer, pack_matrices(loader, routed), self._top_k)
         del self._raw
 
     def __call__(
@@ -108,14 +195,12 @@ class SplitExperts:
         Returns a new [T, hidden]. Raises HandoffError.
         """
         tokens, hidden = x.shape
-        slot = self._split.slot(self._layer, tokens)
-        self._handoff.submit(slot, tokens, x.data_ptr(), ids.data_ptr(), weights.data_ptr())
+        started = self._way.start(x, ids, weights)
         beside = None
         if self._shared is not None:
             beside = torch.empty_like(residual)
             self._shared(x.data_ptr(), tokens, 0, 0, 1, 0, beside.data_ptr(), 0)
-        out = torch.empty_like(residual)
-        self._handoff.wait(slot, out.data_ptr())
+        out = self._way.finish(started)
         rows.join(
             out.data_ptr(),
             tokens,

@@ -42,6 +42,7 @@ __all__ = [
     "abandoned_if_failing",
     "on_stream",
     "probe",
+    "slot_rows",
 ]
 
 RowDtype: TypeAlias = Literal["f32", "bf16"]
@@ -77,6 +78,11 @@ class Slot:
     def of(self, layer: int) -> Slot:
         """The same memory for another layer."""
         return Slot(self.index, layer, self.max_rows, self.host, self.device)
+
+
+def slot_rows(rows: int) -> int:
+    """Rows of the slot that so many are given: the next power of two, so that few slots serve every count."""
+    return 1 << (rows - 1).bit_length()
 
 
 class Ring:

@@ -238,7 +238,8 @@ class Experts:
         """x, out, residual: [tokens, H]; out may be x or residual.
 
         ids: int32 [tokens, k], -1 for a choice that somebody else computes, which costs nothing here (0:
-        every token to expert 0, k = 1); weights: [tokens, k] (0: ones); shared_weights: [tokens] (0: ones). Raises ValueError, with out untouched, if an id is not an expert.
+        every token to expert 0, k = 1); weights: [tokens, k] (0: ones); shared_weights: [tokens] (0: ones).
+        Raises ValueError, with out untouched, if an id is not an expert.
         """
         self._op(
             x_address,

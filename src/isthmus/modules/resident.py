@@ -1,0 +1,123 @@
+"""Experts that are on the device: a layer's choices of them are computed there, the others by the CPU.
+
+    here, there = table[ids]     slots or -1; ids or -1
+    submit x, there, weights -> the resident experts, here -> wait -> y = both
+
+Nothing depends on the values: shapes are the step's, and the table is memory that is read when the step runs,
+so a recorded step may run over a table that has changed since. The CPU is asked and waited for at every step,
+also where no row needs it: every id is -1 then, it answers at once, and the step costs the hand-off alone.
+
+A row's sum. One operator adds in the order of ids, one fma each; two devices give two partial sums, whose
+sum rounds differently. Under `exact` each choice therefore crosses as a row of its own, and they are summed
+in the order of ids: the same bits as on one device, for k times the activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from isthmus.modules.experts import PackedMatrices
+from isthmus.modules.slots import ExpertSlots
+from isthmus.native import choices, rows
+from isthmus.native.handoff import Slot
+
+if TYPE_CHECKING:
+    from isthmus.modules.split import ExpertSplit
+
+
+@dataclass(frozen=True)
+class Started:
+    """A layer's choices on their way: those of the CPU in `slot`, those of the device in `ours`."""
+
+    slot: Slot
+    ours: Tensor  # fp32, [T, H] or, a row for each choice, [T * k, H]
+    here: Tensor  # int32 [T, k]
+    weights: Tensor
+
+
+class ResidentExperts:
+    """Of one layer: `table` says by expert which of the slots it is in, or -1."""
+
+    def __init__(
+        self, split: ExpertSplit, layer: int, weights: PackedMatrices, resident: tuple[int, ...], count: int
+    ) -> None:
+        """resident: in the first slots from now on; count: of all slots."""
+        self._split, self._layer = split, layer
+        self.slots = ExpertSlots(weights, count, exact=split.exact) if count else None
+        self.table = torch.full((weights[0].experts,), choices.NO_EXPERT, dtype=torch.int32)
+        self._uses = torch.zeros(weights[0].experts, dtype=torch.int64)
+        for slot, expert in enumerate(resident):
+            self.put(slot, expert)
+
+    def put(self, slot: int, expert: int) -> None:
+        """Copies the expert there and says so in the table. Between steps; the slot is free."""
+        assert self.slots is not None
+        self.slots.put(slot, expert)
+        self.table[expert] = slot
+
+    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
+        """x fp32 [T, H], ids int32 and weights fp32 [T, k]."""
+        (tokens, hidden), k = x.shape, ids.shape[1]
+        here, there = self.place(ids)
+        slot, handoff = self._split.slot(self._layer, tokens), self._split.open(hidden, k)
+        if self._split.apart:
+            every = torch.empty(tokens * k, hidden)
+            choices.repeat(x.data_ptr(), tokens, hidden, k, every.data_ptr())
+            ones = self._split.ones.data_ptr()
+            handoff.submit(slot, tokens * k, every.data_ptr(), there.data_ptr(), ones)
+            ours = torch.empty(tokens * k, hidden)
+            if self.slots is not None:  # without any, another layer has some
+                self.slots(every, here.view(-1, 1), None, ours)
+        else:
+            handoff.submit(slot, tokens, x.data_ptr(), there.data_ptr(), weights.data_ptr())
+            assert self.slots is not None
+            ours = torch.empty(tokens, hidden)
+            self.slots(x, here, weights, ours)
+        return Started(slot, ours, here, weights)
+
+    def finish(self, started: Started) -> Tensor:
+        """The sum over both devices, a new fp32 [T, H]. Raises HandoffError."""
+        (tokens, k), hidden = started.here.shape, started.ours.shape[1]
+        theirs = torch.empty(started.ours.shape)
+        self._split.open(hidden, k).wait(started.slot, theirs.data_ptr())
+        if not self._split.apart:
+            rows.join(theirs.data_ptr(), tokens, hidden, shared=started.ours.data_ptr())
+            return theirs
+        out = torch.empty(tokens, hidden)
+        choices.sum_of(
+            started.here.data_ptr(),
+            started.weights.data_ptr(),
+            started.ours.data_ptr(),
+            theirs.data_ptr(),
+            tokens,
+            k,
+            hidden,
+            out.data_ptr(),
+        )
+        return out
+
+    def place(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(slots here, ids there), each int32 [T, k], -1 where the other has it; counts the uses."""
+        here, there = torch.empty_like(ids), torch.empty_like(ids)
+        tokens, k = ids.shape
+        choices.place(
+            ids.data_ptr(),
+            tokens,
+            k,
+            self.table.data_ptr(),
+            len(self.table),
+            here.data_ptr(),
+            there.data_ptr(),
+            uses=self._uses.data_ptr(),
+        )
+        return here, there
+
+    def take_uses(self) -> list[int]:
+        """By expert, how many choices fell on it since the last call. Between steps."""
+        uses: list[int] = self._uses.tolist()
+        self._uses.zero_()
+        return uses
