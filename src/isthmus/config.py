@@ -67,6 +67,11 @@ class RunOptions:
     strategy: Literal["auto", "cpu", "stream", "hybrid", "gpu"] = "auto"
     device: str | None = None  # see parse_devices; None: every GPU that can be used, else the CPU
     gpu_memory: int | None = None  # bytes of each GPU that may be filled; None: what is free
+    profile: str | None = None  # a file of `isthmus profile`: which experts are worth a GPU's memory
+    expert_cache: int | None = None  # bytes of each device for experts that decoding turns out to use
+    # Rows from which an expert of a long prompt's step is copied to the device and computed there. None: what
+    # a GPU's link and the CPU's products, measured at the start, say; with CPU threads in its place: never.
+    stream_rows: int | None = None
     # Rows between layers and over the bus. None: bf16 on a GPU; f32 on the CPU, whose kernels know no other.
     residual_dtype: Literal["bf16", "f32"] | None = None
 
@@ -90,6 +95,18 @@ class RunOptions:
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.gpu_memory is not None:
             check_int("gpu_memory", self.gpu_memory, 1, MAX_BYTES)
+        if self.expert_cache is not None:
+            check_int("expert_cache", self.expert_cache, 1, MAX_BYTES)
+        if self.stream_rows is not None:
+            check_int("stream_rows", self.stream_rows, 1, 1 << 20)
+        if self.profile is not None and not isinstance(self.profile, str):
+            raise UsageError(f"profile must be the path of a file, got {self.profile!r}")
+        for name in ("profile", "expert_cache", "stream_rows"):
+            if getattr(self, name) is not None and self.strategy not in ("auto", "hybrid"):
+                raise UsageError(
+                    f"{name} is about experts that a device shares with the CPU; strategy {self.strategy} "
+                    "shares none: choose hybrid, or leave it out"
+                )
         on_gpu = any(name.startswith("cuda") for name in self.devices)  # what is malformed is said here
         if self.strategy == "cpu" and on_gpu:
             raise UsageError(
@@ -114,8 +131,11 @@ class RunOptions:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}")
-        if isinstance(options.get("gpu_memory"), str):
-            options["gpu_memory"] = parse_bytes("gpu_memory", options["gpu_memory"])
+        for name in ("gpu_memory", "expert_cache"):
+            if isinstance(options.get(name), str):
+                options[name] = parse_bytes(name, options[name])
+        if isinstance(options.get("profile"), Path):
+            options["profile"] = str(options["profile"])
         return cls(**options)
 
     @property

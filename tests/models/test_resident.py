@@ -68,7 +68,7 @@ def hits_of(counts: Mapping[int, Tensor]) -> int:
 @pytest.mark.parametrize("kind", ["inline", "threaded"])
 def test_under_exact_batching_both_devices_give_the_bits_of_one(path: Path, kind: str) -> None:
     plain = load(path, None, exact=True)
-    split = ExpertSplit(kind, 512, True, ON_DEVICE)
+    split = ExpertSplit(kind, 512, exact=True, on_device=ON_DEVICE)
     for mine, theirs in zip(whole_run(load(path, split, exact=True)), whole_run(plain), strict=True):
         assert torch.equal(mine, theirs)
     assert split.use().hits > 0
@@ -77,7 +77,7 @@ def test_under_exact_batching_both_devices_give_the_bits_of_one(path: Path, kind
 
 def test_otherwise_two_partial_sums_are_as_close_as_rounding(path: Path) -> None:
     plain = load(path, None, exact=False)
-    split = ExpertSplit("threaded", 512, False, ON_DEVICE)
+    split = ExpertSplit("threaded", 512, on_device=ON_DEVICE)
     for mine, theirs in zip(whole_run(load(path, split, exact=False)), whole_run(plain), strict=True):
         assert (mine - theirs).abs().max() <= 1e-4 * theirs.std()
     split.close()
@@ -85,7 +85,7 @@ def test_otherwise_two_partial_sums_are_as_close_as_rounding(path: Path) -> None
 
 def test_an_expert_that_is_another_on_the_device_shows(path: Path) -> None:
     """What the two tests above compare does depend on what the device holds."""
-    split = ExpertSplit("inline", 512, False, ON_DEVICE)
+    split = ExpertSplit("inline", 512, on_device=ON_DEVICE)
     model = load(path, split, exact=False)
     split.resident[1].slots.put(0, 3)  # type: ignore[union-attr]
     wrong, right = whole_run(model), whole_run(load(path, None, exact=False))
@@ -95,7 +95,7 @@ def test_an_expert_that_is_another_on_the_device_shows(path: Path) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_choices_are_counted_where_they_were_computed(path: Path, exact: bool) -> None:
-    split = ExpertSplit("threaded", 512, exact, ON_DEVICE)
+    split = ExpertSplit("threaded", 512, exact=exact, on_device=ON_DEVICE)
     model = load(path, split, exact=exact)
     session, layers = Session(model, 1), len(model.routers())
     counts = counted(model)

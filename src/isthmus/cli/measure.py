@@ -57,6 +57,7 @@ def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, An
         "prefill_tok_s": prompt_tokens / prefill_s,
         **measure_decode(engine, prompt_tokens, new_tokens),
         "handed_over": asdict(engine.handed_over) if engine.handed_over else None,
+        "experts": asdict(use) if (use := engine.expert_use) else None,
         "commit": commit(),
     }
 

@@ -50,6 +50,16 @@ RUN_OPTIONS: dict[str, Any] = {
     "gpu_memory": Annotated[
         str | None, typer.Option(help="Memory to fill of each GPU, such as 20GiB. Default: what is free.")
     ],
+    "profile": Annotated[
+        str | None, typer.Option(help="A file of `isthmus profile`: its most used experts go to the GPU.")
+    ],
+    "expert_cache": Annotated[
+        str | None, typer.Option(help="GPU memory for experts that decoding uses, such as 4GiB.")
+    ],
+    "stream_rows": Annotated[
+        int | None,
+        typer.Option(help="Rows of a prompt from which an expert crosses to the GPU. Default: measured."),
+    ],
 }
 
 

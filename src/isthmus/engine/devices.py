@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from isthmus.modules.split import DeviceExperts, ExpertSplit
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import Plan
 from isthmus.placement.plan import plan as make_plan
+from isthmus.placement.profile import Profile
 from isthmus.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,8 @@ def executable_plan(
     machine: Machine, source: WeightSource, options: RunOptions, *, mapped: bool = False
 ) -> Plan:
     """The plan to run with. Raises what `plan` does, and DeviceError for a plan that cannot be executed."""
-    made = make_plan(machine, source, options, mapped=mapped)
+    profile = Profile.read(Path(options.profile)) if options.profile is not None else None
+    made = make_plan(machine, source, options, mapped=mapped, profile=profile)
     reason = why_not(made)
     if reason and (options.strategy != "auto" or options.asks_for_gpu):
         raise DeviceError(reason)
@@ -73,6 +76,8 @@ def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
     if plan.strategy == "cpu" or not plan.experts:
         return None
     on_device = {
-        layer: DeviceExperts(table.resident) for layer, table in plan.experts.items() if table.resident
+        layer: DeviceExperts(table.resident, table.spare)
+        for layer, table in plan.experts.items()
+        if table.resident or table.spare
     }
     return ExpertSplit("threaded", options.chunk_tokens, exact=options.exact_batching, on_device=on_device)

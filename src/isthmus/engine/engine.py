@@ -24,6 +24,7 @@ from isthmus.errors import UsageError
 from isthmus.models.base import load_model
 from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
+from isthmus.modules.split import ExpertSplit, ExpertUse
 from isthmus.native.handoff import Counters, Event
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
@@ -65,6 +66,7 @@ class Engine(StepLoop):
         torch.set_num_threads(1)
         self.plan = plan
         self._routers = model.routers()
+        self._split: ExpertSplit | None = split
         self._handoff = split.handoff if split else None
         state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
         self.info = ModelInfo(
@@ -90,6 +92,7 @@ class Engine(StepLoop):
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
         del self._executor, self._routers
+        self._split = None
         if self._handoff:
             self._handoff.close()
 
@@ -112,6 +115,11 @@ class Engine(StepLoop):
     def handed_over(self) -> Counters | None:
         """What has crossed between devices so far; None where the CPU is the device of everything."""
         return self._handoff.counters() if self._handoff else None
+
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """Which device computed choices of experts so far, and what was copied for that; None as above."""
+        return self._split.use() if self._split else None
 
 
 class _OverMappedWeights:

@@ -47,6 +47,7 @@ class ResidentExperts:
     ) -> None:
         """resident: in the first slots from now on; count: of all slots."""
         self._split, self._layer = split, layer
+        # Without any the layer still takes part in the counting, and in the way in which choices cross.
         self.slots = ExpertSlots(weights, count, exact=split.exact) if count else None
         self.table = torch.full((weights[0].experts,), choices.NO_EXPERT, dtype=torch.int32)
         self._uses = torch.zeros(weights[0].experts, dtype=torch.int64)
@@ -70,13 +71,13 @@ class ResidentExperts:
             ones = self._split.ones.data_ptr()
             handoff.submit(slot, tokens * k, every.data_ptr(), there.data_ptr(), ones)
             ours = torch.empty(tokens * k, hidden)
-            if self.slots is not None:  # without any, another layer has some
+            if self.slots is not None:
                 self.slots(every, here.view(-1, 1), None, ours)
         else:
             handoff.submit(slot, tokens, x.data_ptr(), there.data_ptr(), weights.data_ptr())
-            assert self.slots is not None
             ours = torch.empty(tokens, hidden)
-            self.slots(x, here, weights, ours)
+            if self.slots is not None:
+                self.slots(x, here, weights, ours)
         return Started(slot, ours, here, weights)
 
     def finish(self, started: Started) -> Tensor:
@@ -85,7 +86,8 @@ class ResidentExperts:
         theirs = torch.empty(started.ours.shape)
         self._split.open(hidden, k).wait(started.slot, theirs.data_ptr())
         if not self._split.apart:
-            rows.join(theirs.data_ptr(), tokens, hidden, shared=started.ours.data_ptr())
+            if self.slots is not None:
+                rows.join(theirs.data_ptr(), tokens, hidden, shared=started.ours.data_ptr())
             return theirs
         out = torch.empty(tokens, hidden)
         choices.sum_of(

@@ -112,9 +112,9 @@ class ExpertSplit:
         """How a layer's routed experts are computed. weights: gate, up and down on the host."""
         experts = ops.Experts(*weights, exact=self.exact)
         self.open(experts.hidden, top_k).set_experts(layer, experts)
-        here = self.on_device.get(layer, DeviceExperts())
-        if not here.count and not self.apart:
+        if not self.on_device:
             return HandedOver(self, layer)
+        here = self.on_device.get(layer, DeviceExperts())
         self.resident[layer] = ResidentExperts(self, layer, weights, here.resident, here.count)
         return self.resident[layer]
 

@@ -30,7 +30,7 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     host_experts = 0 if experts else job.parts.expert_bytes
     mapped = host_experts if job.mapped_bytes else 0
     host_scratch = job.process_bytes + (job.ring_bytes if ring and job.on_gpu else 0)
-    reserve = job.step_bytes + (job.ring_bytes if ring else 0)
+    reserve = job.step_bytes + (job.ring_bytes if ring else 0) + (0 if experts else job.cache_bytes)
     reserve += CONTEXT_BYTES + WORKSPACE_BYTES if job.on_gpu else 0
     left = job.ram_bytes - host_scratch - (host_experts - mapped)
     if left < 0:

@@ -1,4 +1,4 @@
-"""Hot experts: what is left of a device holds those that a profile counts most. Pure.
+"""Hot experts: what is left of a device holds those that a profile counts most, or that decoding uses. Pure.
 
 The host keeps every expert: rows of a long prompt may still be computed there. An expert whose formats a GPU
 does not multiply by stays on the CPU alone: dequantised it would take the room of three or four others.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from isthmus.placement.layout import HOST, Job, Placement
+from isthmus.errors import UsageError
+from isthmus.placement.layout import GIB, HOST, Job, Placement
 
 
 def with_hot_experts(job: Job, placement: Placement) -> Placement:
@@ -21,7 +22,7 @@ def with_hot_experts(job: Job, placement: Placement) -> Placement:
         ranked = sorted(
             (-count / _one(job, layer), layer, expert)
             for layer in range(*device.layers)
-            if layer in tables and not (job.on_gpu and job.parts.experts[layer].inflated)
+            if layer in tables and _can_move(job, layer)
             for expert, count in enumerate(job.profile.counts.get(layer, ()))
             if count
         )
@@ -35,6 +36,45 @@ def with_hot_experts(job: Job, placement: Placement) -> Placement:
             tables[layer] = replace(tables[layer], resident=tuple(sorted(resident)))
         devices.append(replace(device, expert_bytes=device.expert_bytes + taken))
     return replace(placement, experts=tables, devices=tuple(devices))
+
+
+def with_spare_slots(job: Job, placement: Placement) -> Placement:
+    """Divides the cache's bytes, which `place_dense` has set aside, evenly over each device's layers.
+
+    Raises UsageError if they are too few for one expert of each.
+    """
+    if not job.cache_bytes:
+        return placement
+    tables, devices = dict(placement.experts), []
+    for device in placement.devices:
+        layers = [layer for layer in range(*device.layers) if layer in tables and _can_move(job, layer)]
+        round_bytes = sum(_one(job, layer) for layer in layers)
+        if not layers or device.name == HOST:
+            devices.append(device)
+            continue
+        spare = job.cache_bytes // round_bytes
+        if spare == 0:
+            raise UsageError(
+                f"expert_cache is {job.cache_bytes / GIB:.3f} GiB, one expert of each of the {len(layers)} "
+                f"layers on {device.name} takes {round_bytes / GIB:.3f} GiB: give it that, or leave it out"
+            )
+        taken = 0
+        for layer in layers:
+            slots = min(spare, tables[layer].count - len(tables[layer].resident))
+            tables[layer] = replace(tables[layer], spare=slots)
+            taken += slots * _one(job, layer)
+        devices.append(
+            replace(
+                device,
+                expert_bytes=device.expert_bytes + taken,
+                scratch_bytes=device.scratch_bytes - job.cache_bytes,
+            )
+        )
+    return replace(placement, experts=tables, devices=tuple(devices))
+
+
+def _can_move(job: Job, layer: int) -> bool:
+    return not (job.on_gpu and job.parts.experts[layer].inflated)
 
 
 def _one(job: Job, layer: int) -> int:

@@ -29,6 +29,8 @@ class Job:
     process_bytes: int
     mapped_bytes: int = 0  # of all matrices if they are pages of a packed cache, which need no memory
     profile: Profile | None = None
+    cache_bytes: int = 0  # of each device, for experts that come and go
+    streams: bool = True  # whether experts of long prompts may cross, under `hybrid`
 
     @property
     def on_gpu(self) -> bool:
@@ -64,11 +66,12 @@ class DevicePlan:
 @dataclass(frozen=True)
 class ExpertTable:
     """Where a layer's experts are: `resident` on the layer's device, slot i holding the i-th; others on the
-    host."""
+    host. spare: slots after these, for experts that decoding turns out to use."""
 
     device: str
     count: int
     resident: tuple[int, ...] = ()
+    spare: int = 0
 
     def place(self, expert: int) -> tuple[str, int]:
         """(device, slot), or (HOST, -1)."""

@@ -125,7 +125,9 @@ def plan(
         step_bytes=_step_bytes(metadata, options.chunk_tokens),
         process_bytes=PROCESS_BYTES,
         profile=profile,
+        cache_bytes=options.expert_cache or 0,
     )
+    job = replace(job, streams=job.on_gpu or options.stream_rows is not None)
     if mapped:
         matrices = weight_bytes(source, exact_batching=options.exact_batching) - vector_bytes(source)
         job = replace(job, mapped_bytes=matrices)
@@ -146,7 +148,12 @@ def plan(
         modules=placed.modules,
         experts=placed.experts,
         devices=placed.devices,
-        notes=(*((f"on the CPU: {fallback}",) if fallback else ()), *notes, *placed.notes),
+        notes=(
+            *((f"on the CPU: {fallback}",) if fallback else ()),
+            *notes,
+            *placed.notes,
+            *_unused(job, options),
+        ),
         estimate=estimate(machine, job, placed),
     )
 
@@ -171,6 +178,17 @@ def _place(job: Job, options: RunOptions) -> tuple[Job, Placement, tuple[str, ..
     except NotEnoughMemoryError as error:
         nearest = min((error, *refusals), key=lambda refusal: refusal.need_bytes - refusal.have_bytes)
         raise nearest from None
+
+
+def _unused(job: Job, options: RunOptions) -> tuple[str, ...]:
+    """What was asked of experts on a device, and is for nothing under the strategy that was taken."""
+    names = [
+        name for name in ("profile", "expert_cache", "stream_rows") if getattr(options, name) is not None
+    ]
+    if not names or (job.strategy == "hybrid" and job.parts.experts):
+        return ()
+    why = f"strategy {job.strategy} shares none with the CPU" if job.parts.experts else "this model has none"
+    return (f"{', '.join(names)} is about experts on a device: {why}",)
 
 
 def context_length(metadata: Metadata) -> int:

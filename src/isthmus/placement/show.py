@@ -69,6 +69,8 @@ def _holds(plan: Plan, device: DevicePlan) -> str:
         tables = [table for table in plan.experts.values() if table.device == device.name]
         resident = sum(len(table.resident) for table in tables)
         words += [f"{resident} experts"] if resident else []
+        spare = sum(table.spare for table in tables)
+        words += [f"places for {spare} experts"] if spare else []
     return ", ".join(words) or "-"
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from isthmus.errors import NotEnoughMemoryError
 from isthmus.placement.fill import inflated_note, place_dense
-from isthmus.placement.hot import with_hot_experts
+from isthmus.placement.hot import with_hot_experts, with_spare_slots
 from isthmus.placement.layout import Job, Placement
 
 
@@ -18,9 +18,9 @@ def place(job: Job) -> Placement:
     notes = inflated_note(job.parts.dense) if job.on_gpu else ()
     wanted = replace(job, may_shrink=False)
     try:
-        placed = place_dense(wanted, experts=False, ring=bool(job.parts.experts))
+        placed = place_dense(wanted, experts=False, ring=job.streams and bool(job.parts.experts))
     except NotEnoughMemoryError:
         placed = place_dense(job, experts=False, ring=False)
-        if job.parts.experts:
+        if job.streams and job.parts.experts:
             notes += ("no room for the ring of streamed experts: the CPU computes those of long prompts too",)
-    return replace(with_hot_experts(job, placed), notes=notes)
+    return replace(with_spare_slots(job, with_hot_experts(job, placed)), notes=notes)
