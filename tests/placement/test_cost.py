@@ -7,7 +7,19 @@ from dataclasses import replace
 import pytest
 
 from isthmus.config import RunOptions
-from isthmus.placement.cost import CPU_SHARE, DEPTH_TOKENS, GPU_SHARE, HANDOFF_S
+from isthmus.placement.cost import (
+    CORES,
+    CPU_PRODUCTS,
+    DEPTH_TOKENS,
+    EXPECTED,
+    GPU_MEMORY,
+    GPU_PRODUCTS,
+    HANDOFF,
+    LINK,
+    RAM,
+    Estimate,
+    Speed,
+)
 from isthmus.placement.machine import Machine
 from isthmus.placement.nvidia import Gpu
 from isthmus.placement.plan import Plan, plan
@@ -15,8 +27,8 @@ from isthmus.placement.profile import Profile
 from isthmus.weights.dummy import DummySource
 
 GIB = 1 << 30
-CARD = Gpu(0, "card", 80 * GIB, 80 * GIB, "9.0", pcie_gb_s=20.0, memory_gb_s=1000.0)
-MACHINE = Machine(32, 600 * GIB, 600 * GIB, read_gb_s=200.0, gpus=(CARD,))
+CARD = Gpu(0, "card", 80 * GIB, 80 * GIB, "9.0", pcie_gb_s=20.0, memory_gb_s=1000.0, bf16_tflops=100.0)
+MACHINE = Machine(32, 600 * GIB, 600 * GIB, read_gb_s=200.0, gpus=(CARD,), isa=("scalar", "avx2", "amx"))
 KV = DEPTH_TOKENS * 61 * 576 * 2
 
 
@@ -27,6 +39,24 @@ def source() -> DummySource:
 
 def made(source: DummySource, strategy: str, machine: Machine = MACHINE) -> Plan:
     return plan(machine, source, RunOptions(strategy=strategy))  # type: ignore[arg-type]
+
+
+def estimated(source: DummySource, strategy: str, machine: Machine = MACHINE) -> Estimate:
+    found = made(source, strategy, machine).estimate
+    assert found is not None
+    return found
+
+
+def decoded(source: DummySource, strategy: str, machine: Machine = MACHINE) -> Speed:
+    found = estimated(source, strategy, machine).decode
+    assert found is not None
+    return found
+
+
+def prefilled(source: DummySource, strategy: str, machine: Machine = MACHINE) -> Speed:
+    found = estimated(source, strategy, machine).prefill
+    assert found is not None
+    return found
 
 
 def routed(source: DummySource) -> float:
@@ -44,32 +74,83 @@ def dense_on_gpu(source: DummySource) -> float:
 def test_hybrid_is_dense_parts_and_cache_on_the_card_then_experts_in_ram_then_hand_offs(
     source: DummySource,
 ) -> None:
-    found = made(source, "hybrid").estimate
-    assert found is not None
+    found = decoded(source, "hybrid")
     assert 11.5e9 < routed(source) < 12.5e9
     expected = {
-        "cuda:0": (dense_on_gpu(source) + KV) / (GPU_SHARE * 1000e9),
-        "host": routed(source) / (CPU_SHARE * 200e9),
-        "hand-off": 58 * HANDOFF_S,
+        GPU_MEMORY: (dense_on_gpu(source) + KV) / (EXPECTED.gpu_memory * 1000e9),
+        RAM: routed(source) / (EXPECTED.ram * 200e9),
+        HANDOFF: 58 * (EXPECTED.handoff_s + 4 * 7168 / 20e9),
     }
     assert found.seconds == pytest.approx(expected)
-    assert found.decode_tok_s == pytest.approx(1 / sum(expected.values()))
-    assert found.bound == "host"
+    assert found.tok_s == pytest.approx(1 / sum(expected.values()))
+    assert found.bound == RAM
+    assert found.low < found.tok_s < found.high
 
 
 def test_stream_moves_the_same_experts_over_the_link(source: DummySource) -> None:
-    found = made(source, "stream").estimate
-    assert found is not None
-    assert found.seconds["bus to cuda:0"] == pytest.approx(routed(source) / 20e9)
-    assert "host" not in found.seconds
-    assert found.bound == "bus to cuda:0"
+    found = decoded(source, "stream")
+    assert found.seconds[LINK] == pytest.approx(routed(source) / 20e9)
+    assert RAM not in found.seconds
+    assert found.bound == LINK
 
 
 def test_cpu_reads_what_a_decoded_token_reads(source: DummySource) -> None:
     whole = made(source, "cpu")
-    assert whole.estimate is not None
-    read = whole.decode_weight_bytes + KV
-    assert sum(whole.estimate.seconds.values()) == pytest.approx(read / (CPU_SHARE * 200e9))
+    # The cache's latents are read too, but their products with 128 heads take longer.
+    assert decoded(source, "cpu").seconds[RAM] == pytest.approx(
+        whole.decode_weight_bytes / (EXPECTED.ram * 200e9), rel=1e-4
+    )
+    products = 2 * DEPTH_TOKENS * 61 * 128 * (512 + 64 + 512)
+    rate = 32 * EXPECTED.cpu_products * CORES["amx"].attention_gflops * 1e9
+    assert decoded(source, "cpu").seconds[CPU_PRODUCTS] == pytest.approx(products / rate)
+
+
+def test_a_prompt_on_the_cpu_is_bound_by_products_unless_the_cores_are_many(source: DummySource) -> None:
+    """512 rows that choose 8 of 256 touch every expert, with 16 rows each."""
+    assert prefilled(source, "cpu").bound == CPU_PRODUCTS
+    experts = sum(raw.nbytes for raw in source.tensors.values() if "_exps" in raw.name)
+    many = prefilled(source, "hybrid", replace(MACHINE, cores=4000, gpus=(replace(CARD, pcie_gb_s=1.0),)))
+    assert many.seconds[RAM] == pytest.approx(experts / (EXPECTED.ram * 200e9) / 512, rel=1e-6)
+
+
+def test_products_of_a_prompt_by_hand() -> None:
+    """One layer with experts of qwen3-30b-a3b: 604 M weights, 32 rows an expert."""
+    source = DummySource("dummy:qwen3-30b-a3b?layers=1")
+    slow = replace(MACHINE, read_gb_s=1e5)
+    core = CORES["amx"]
+    touched = 1 - (1 - 8 / 128) ** 512
+    experts = 128 * touched * 3 * 768 * 2048 / 1024 * (core.unpack_ns + 32 / touched * core.row_ns)
+    attention = 2 * 2048 * (32 + 4) * 128 / 1024 * (core.unpack_ns + 512 * core.row_ns)
+    router = 128 * 2048 / 1024 * (core.unpack_ns + 512 * core.row_ns)
+    scores = 2 * 512 * 1024 * 32 * 256 / core.attention_gflops
+    cores = 32 * EXPECTED.cpu_products
+    head = source.tensors["output.weight"].nbytes / core.unpack_gb_s / 32 / 1e9  # of the last row alone
+    found = prefilled(source, "cpu", slow).seconds[CPU_PRODUCTS] * 512
+    assert found == pytest.approx((experts + attention + router + scores) / cores / 1e9 + head, rel=1e-3)
+
+
+def test_a_hybrid_streams_a_prompts_experts_where_that_is_faster(source: DummySource) -> None:
+    slow_cores = replace(MACHINE, cores=1)
+    assert prefilled(source, "hybrid", slow_cores).bound == LINK
+    assert prefilled(source, "hybrid", slow_cores).tok_s == pytest.approx(
+        prefilled(source, "stream", slow_cores).tok_s
+    )
+
+
+def test_a_model_on_the_card_alone_prefills_by_its_products() -> None:
+    source = DummySource("dummy:qwen3-30b-a3b")
+    assert decoded(source, "gpu").bound == GPU_MEMORY
+    assert prefilled(source, "gpu").bound in (GPU_PRODUCTS, GPU_MEMORY)
+    faster = replace(MACHINE, gpus=(replace(CARD, bf16_tflops=1e5, memory_gb_s=1e5),))
+    assert prefilled(source, "gpu", faster).tok_s > 10 * prefilled(source, "gpu").tok_s
+
+
+def test_formats_that_are_slow_to_unpack_bind_few_cores() -> None:
+    """IQ1_S is read at 5.9 GB/s a core: two cores cannot use 200 GB/s."""
+    source = DummySource("dummy:qwen3-30b-a3b?quant=iq1_s&layers=4")
+    two = decoded(source, "cpu", replace(MACHINE, cores=2))
+    assert two.bound == CPU_PRODUCTS
+    assert decoded(source, "cpu", replace(MACHINE, cores=64)).bound == RAM
 
 
 def test_hot_experts_take_their_share_of_uses_off_the_host() -> None:
@@ -77,11 +158,11 @@ def test_hot_experts_take_their_share_of_uses_off_the_host() -> None:
     small = replace(CARD, free_bytes=10 * GIB)
     machine = replace(MACHINE, gpus=(small,))
     skewed = Profile("m", 1, {i: (97, *[1] * 127) for i in range(48)})  # one expert has 97 of 224 uses
-    without = plan(machine, source, RunOptions(strategy="hybrid")).estimate
+    without = decoded(source, "hybrid", machine)
     hot = plan(machine, source, RunOptions(strategy="hybrid"), profile=skewed)
     resident = sum(len(table.resident) for table in hot.experts.values())
-    assert without is not None
     assert hot.estimate is not None
+    assert hot.estimate.decode is not None
     assert 48 < resident < 48 * 128
     layer_bytes = [0] * 48
     for raw in source.tensors.values():
@@ -91,17 +172,22 @@ def test_hot_experts_take_their_share_of_uses_off_the_host() -> None:
     for layer, table in hot.experts.items():
         uses = sum(97 if expert == 0 else 1 for expert in table.resident)
         left += layer_bytes[layer] * (1 - uses / 224)
-    expected = without.seconds["host"] * left / sum(layer_bytes)
-    assert hot.estimate.seconds["host"] == pytest.approx(expected)
-    assert expected < 0.4 * without.seconds["host"]
+    expected = without.seconds[RAM] * left / sum(layer_bytes)
+    assert hot.estimate.decode.seconds[RAM] == pytest.approx(expected)
+    assert expected < 0.4 * without.seconds[RAM]
 
 
 def test_a_bandwidth_that_is_not_known_gives_no_figure(source: DummySource) -> None:
-    unknown = made(source, "hybrid", replace(MACHINE, read_gb_s=0.0))
-    assert unknown.estimate is not None
-    assert unknown.estimate.decode_tok_s == 0
-    assert unknown.estimate.missing == "RAM's read bandwidth"
+    unknown = estimated(source, "hybrid", replace(MACHINE, read_gb_s=0.0))
+    assert unknown.decode is None
+    assert unknown.prefill is None
+    assert unknown.missing == "RAM's read bandwidth"
     card = replace(MACHINE, gpus=(replace(CARD, pcie_gb_s=0.0, memory_gb_s=0.0),))
-    both = made(source, "stream", card).estimate
-    assert both is not None
-    assert both.missing == "the memory bandwidth of cuda:0, the link of cuda:0"
+    assert estimated(source, "stream", card).missing == "the memory bandwidth of cuda:0, the link of cuda:0"
+
+
+def test_what_only_prompts_need_leaves_decoding_its_figure(source: DummySource) -> None:
+    found = estimated(source, "hybrid", replace(MACHINE, gpus=(replace(CARD, bf16_tflops=0.0),)))
+    assert found.decode is not None
+    assert found.prefill is None
+    assert found.missing == "the TFLOPS of cuda:0"

@@ -44,7 +44,7 @@ def test_rich_prints_the_same_cells(made: Plan) -> None:
 def test_a_plan_without_bandwidths_says_what_is_not_known() -> None:
     machine = Machine(8, 64 * GIB, 60 * GIB)
     text = str(plan(machine, DummySource("dummy:deepseek-v2-lite"), RunOptions()))
-    assert "no estimate of speed: not known is RAM's read bandwidth" in text
+    assert "no estimate of all speeds: not known is RAM's read bandwidth" in text
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"strategy": 3}', "[]"])

@@ -1,108 +1,302 @@
-"""The cost model: seconds of one decoded token, from bytes and bandwidths. An estimate, never a measurement.
+"""The cost model: seconds of a step of any number of rows, from bytes, products and the machine's rates.
 
-A token is bound by the weights read for it. Its time is the sum over the places that are read, one after the
-other, since each layer waits for its experts:
+A step is a sum over layers and parts, since each waits for the one before. A part takes the longer of reading
+its bytes and multiplying by them:
 
-    dense parts and cache on a device   bytes / (memory bandwidth of the device * share of it that is reached)
-    experts on the host                 bytes / (RAM's read bandwidth * share)
-    experts streamed                    bytes / link
-    hand-off                            layers with experts * HANDOFF_S
+    on a GPU         bytes / (memory bandwidth * share)   or  2 * weights * rows / (tensor TFLOPS * share)
+    in RAM           bytes / (read bandwidth * share)     or  products of the cores, see below
+    over the bus     bytes / link: what `stream` decodes with, and `hybrid` prefills with where that is faster
+    hand-off         a layer with experts: two copies of `rows` activations / link + a constant
 
-The shared expert hides behind the routed ones only in part, and little of the time is its: nothing is taken
-off for it. Bandwidths are those of the machine, as measured or given; one that is not known gives no
-estimate.
+A decoded token is a step of one row; a prompt is steps of `chunk_tokens` rows. Of a layer's E experts, rows
+that choose k each touch E * (1 - (1 - k/E)^rows): those are read, each with rows * k / touched rows.
+
+The CPU's products of many rows: ns per 16 x 64 weights and core = unpacking + rows * product, per instruction
+set; of one row: GB/s a core at which a format is unpacked. Bandwidths are the machine's, as measured or
+given; one that is not known gives no figure. Each constant stands with its source, and three times: as
+expected, and in the bad and the good case, which give the error band. docs/planning.md holds the whole
+against measurements. An estimate, never a measurement. No torch.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.placement.layout import HOST, Job, Placement
+from isthmus.placement.layout import ExpertTable, Job, Placement
 from isthmus.placement.machine import Machine
 from isthmus.placement.parts import Part
 
-# Of the read bandwidth: what decoding reaches (docs/performance.md: 70 to 90 %).
-CPU_SHARE = 0.8
-# Of the GPU's: whole passes lose more in small operations than in products. Taken over from reports of other
-# engines (50 to 60 %), not measured here.
-GPU_SHARE = 0.55
-# Of one layer's submit and wait with two small copies; from others' measurements of stream memory operations.
-HANDOFF_S = 18e-6
-# With CPU threads in the GPU's place: the bound that the bench of the hand-off holds.
-THREADED_HANDOFF_S = 30e-6
-# The depth at which a token is priced: what it reads of the cache.
+# What limits a part of a step; the keys of Speed.seconds.
+RAM, CPU_PRODUCTS, GPU_MEMORY, GPU_PRODUCTS = "RAM bandwidth", "CPU compute", "GPU memory", "GPU compute"
+LINK, HANDOFF = "PCIe", "hand-off"
+
+# The depth at which a decoded token is priced (what it reads of the cache), and the prompt of the prefill.
 DEPTH_TOKENS = 1024
+PROMPT_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of the machine's rates, what a step reaches."""
+
+    ram: float
+    cpu_products: float
+    gpu_memory: float
+    gpu_products: float
+    link: float
+    handoff_s: float
+    threaded_handoff_s: float
+
+
+# ram: decoding reaches 74 to 90 % (docs/performance.md); on many cores nothing is measured yet, others report
+# as little as 25 to 60. cpu_products: whole prefills reach 0.4 to 0.65 of what the driver alone does beside a
+# neighbour; a core without one is up to twice as fast. gpu_memory, gpu_products: taken over from reports of
+# other engines (whole passes lose more in small operations than in products), not measured here. link: of
+# `link_gb_s`, which is what pinned copies reach. handoff_s: others' measurements of stream memory operations;
+# threaded: benches/handoff.py.
+EXPECTED = Shares(0.8, 0.55, 0.55, 0.4, 1.0, 18e-6, 20e-6)
+BAD = Shares(0.6, 0.4, 0.4, 0.25, 0.85, 40e-6, 60e-6)
+GOOD = Shares(0.92, 1.0, 0.75, 0.6, 1.1, 8e-6, 9e-6)
+
+
+@dataclass(frozen=True)
+class Core:
+    """One core with an instruction set, from docs/performance.md.
+
+    unpack_ns, row_ns: of 16 x 64 weights in the GEMM, unpacking and each row. unpack_gb_s: weights times one
+    row, of formats without a grid.
+    """
+
+    unpack_ns: float
+    row_ns: float
+    attention_gflops: float
+    unpack_gb_s: float
+
+
+# amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. The others
+# from whole prefills of 512 rows over `cpu_products`: 294 and 114 tok/s on two cores.
+CORES = {
+    "amx": Core(75, 2.75, 200, 25),
+    "avx512": Core(60, 4.6, 75, 25),
+    "avx2vnni": Core(60, 9.0, 60, 18),
+    "avx2": Core(60, 12.5, 60, 18),
+    "scalar": Core(600, 600, 2, 0.5),
+}
+# Formats whose codes are looked up, or whose bits are in many planes: GB/s a core with AVX-512, from
+# "Grid formats" there (cycles per 64 weights at 2.6 GHz). Half of it is taken for AVX2.
+SLOW_GB_S = {
+    "iq1_s": 5.9, "iq1_m": 5.5, "iq2_xxs": 6.5, "iq2_xs": 6.2, "iq2_s": 7.6, "iq3_xxs": 7.2, "iq3_s": 7.8,
+    "q3_k": 9.0, "q2_k": 11.0, "tq1_0": 6.0, "q1_0": 7.0,
+}  # fmt: skip
+# Rows from which the GEMM takes over; below, so many share one unpacking.
+GEMM_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one phase. seconds: of one token, by what limits; `bound` is the largest. low, high: the band."""
+
+    tok_s: float
+    low: float
+    high: float
+    seconds: dict[str, float]
+
+    @property
+    def bound(self) -> str:
+        return max(self.seconds, key=lambda name: self.seconds[name])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """decode_tok_s 0: not known, for what `missing` says. seconds: of one token, by their place."""
+    """None: not known, for what `missing` says. prefill: of a prompt of PROMPT_TOKENS."""
 
-    decode_tok_s: float
-    seconds: dict[str, float]
-    bound: str  # the largest of them
+    decode: Speed | None
+    prefill: Speed | None
     missing: str = ""
 
 
 def estimate(machine: Machine, job: Job, placement: Placement) -> Estimate:
-    """Of one request that decodes alone."""
-    rates = _Rates(machine, job)
-    seconds: dict[str, float] = {}
-    by_path = {part.path: part for part in job.parts.dense}
-    for device in placement.devices:
-        held = [
-            by_path[path]
-            for path, name in placement.modules.items()
-            if name == device.name and path in by_path
-        ]
-        read = sum(part.gpu_read if job.on_gpu else part.ram_read for part in held)
-        read += DEPTH_TOKENS * device.kv_token_bytes
-        if read:
-            seconds[device.name] = rates.seconds(device.name, read)
-    for layer, part in job.parts.experts.items():
-        here, there = _chosen_bytes(job, part, placement.experts[layer].resident)
-        device_name = placement.experts[layer].device
-        if here:
-            seconds[device_name] = seconds.get(device_name, 0.0) + rates.seconds(device_name, here)
-        if there:
-            place = f"bus to {device_name}" if job.strategy == "stream" and job.on_gpu else HOST
-            seconds[place] = seconds.get(place, 0.0) + rates.seconds(place, there)
-    if job.strategy in ("stream", "hybrid") and job.parts.experts:
-        handoff = HANDOFF_S if job.on_gpu else THREADED_HANDOFF_S
-        seconds["hand-off"] = len(job.parts.experts) * handoff
-    if rates.missing:
-        return Estimate(0.0, {}, "", ", ".join(dict.fromkeys(rates.missing)))
-    bound = max(seconds, key=lambda name: seconds[name])
-    return Estimate(1 / sum(seconds.values()), seconds, bound)
+    """Of one request alone."""
+    missing: list[str] = []
+    decode = _speed(machine, job, placement, 1, DEPTH_TOKENS, missing)
+    prompt = min(PROMPT_TOKENS, job.wanted_tokens)
+    rows = min(job.chunk_tokens, prompt)
+    prefill = _speed(machine, job, placement, rows, prompt // 2, missing)
+    return Estimate(decode, prefill, ", ".join(dict.fromkeys(missing)))
 
 
-def _chosen_bytes(job: Job, part: Part, resident: tuple[int, ...]) -> tuple[float, float]:
-    """Of a token's experts in one layer, the bytes read on the device and elsewhere."""
-    share = len(resident) / part.count
-    counts = job.profile.counts.get(part.layer or 0, ()) if job.profile else ()
-    if counts and sum(counts):
-        share = sum(counts[expert] for expert in resident) / sum(counts)
-    here = part.gpu_read if job.on_gpu else part.ram_read
-    elsewhere = part.gpu_read if job.strategy == "stream" and job.on_gpu else part.ram_read
-    return share * here, (1 - share) * elsewhere
+def _speed(
+    machine: Machine, job: Job, placement: Placement, rows: int, depth: int, missing: list[str]
+) -> Speed | None:
+    seconds, total = {}, []
+    for shares in (EXPECTED, BAD, GOOD):
+        step = _Step(machine, job, placement, shares, rows, depth)
+        found = step.seconds()
+        missing += step.missing
+        if step.missing:
+            return None
+        total.append(sum(found.values()) / rows)
+        if shares is EXPECTED:
+            seconds = {name: value / rows for name, value in found.items()}
+    expected, bad, good = (1 / value for value in total)
+    return Speed(expected, bad, good, seconds)
 
 
-class _Rates:
-    """Bandwidths by place; collects those that are not known."""
+class _Step:
+    """One step's seconds with one set of shares. `depth`: tokens in the cache that each row attends to."""
 
-    def __init__(self, machine: Machine, job: Job) -> None:
+    def __init__(
+        self, machine: Machine, job: Job, placement: Placement, shares: Shares, rows: int, depth: int
+    ) -> None:
         self._machine = machine
+        self._job = job
+        self._placement = placement
+        self._shares = shares
+        self._rows = rows
+        self._depth = depth
         self._gpus = {device.name: device.gpu for device in job.devices if device.gpu}
+        self._core = CORES[machine.isa[-1]] if machine.isa else None
         self.missing: list[str] = []
 
-    def seconds(self, place: str, nbytes: float) -> float:
-        if place.startswith("bus to "):
-            gb_s, what = self._gpus[place.removeprefix("bus to ")].link_gb_s, f"the link of {place[7:]}"
-        elif place in self._gpus:
-            gb_s, what = GPU_SHARE * self._gpus[place].memory_gb_s, f"the memory bandwidth of {place}"
-        else:
-            gb_s, what = CPU_SHARE * self._machine.read_gb_s, "RAM's read bandwidth"
-        if gb_s <= 0:
+    def seconds(self) -> dict[str, float]:
+        total: dict[str, float] = defaultdict(float)
+        for name, seconds in self._items():
+            total[name] += seconds
+        return dict(total)
+
+    def _items(self) -> Iterator[tuple[str, float]]:
+        job, modules = self._job, self._placement.modules
+        for part in job.parts.dense:
+            rows = 1 if part.path in ("output", "token_embd") else self._rows
+            yield self._part(modules[part.path], part, rows)
+        for device in self._placement.devices:
+            if device.kv_token_bytes:
+                yield self._attention(device.name, device.kv_token_bytes)
+        for layer, part in job.parts.experts.items():
+            yield from self._experts(part, self._placement.experts[layer])
+
+    def _part(self, place: str, part: Part, rows: int) -> tuple[str, float]:
+        if place in self._gpus:
+            return self._on_gpu(place, part.gpu_read, part.weights, rows)
+        return self._on_cpu(part.ram_read, part.weights, rows, part.formats, 1.0)
+
+    def _attention(self, place: str, token_bytes: int) -> tuple[str, float]:
+        """Reading the cache once, or the products of every row with every key and value."""
+        nbytes = self._depth * token_bytes
+        share = token_bytes / max(1, self._job.parts.kv_token_bytes)
+        width = share * self._job.parts.attention_widths[self._rows > GEMM_ROWS]
+        flops = 2 * width * self._rows * self._depth
+        if place in self._gpus:
+            return self._on_gpu(place, nbytes, width * self._depth, self._rows)
+        read = self._ram(nbytes)
+        return self._longer(RAM, read, CPU_PRODUCTS, self._cpu_seconds(flops / self._attention_rate()))
+
+    def _experts(self, part: Part, table: ExpertTable) -> Iterator[tuple[str, float]]:
+        """A layer's experts: those on the device, the others, and what handing them over takes."""
+        job, used = self._job, part.used / max(1, part.count)
+        touched = 1 - (1 - used) ** self._rows
+        chosen = _share_of_choices(job, part, table.resident)
+        rows = self._rows * used / max(touched, 1e-9)  # of one touched expert
+        here = chosen if self._rows == 1 else len(table.resident) / part.count
+        weights = part.weights * touched
+        if here:
+            yield self._on_device(table.device, part, here * touched, here * weights, rows)
+        if here < 1:
+            away = (1 - here) * touched
+            yield from self._away(table.device, part, away, (1 - here) * weights, rows)
+        if job.strategy in ("stream", "hybrid"):
+            yield self._handoff(table.device)
+
+    def _on_device(
+        self, device: str, part: Part, share: float, weights: float, rows: float
+    ) -> tuple[str, float]:
+        if device in self._gpus:
+            return self._on_gpu(device, share * part.gpu_bytes, weights, rows)
+        return self._on_cpu(share * part.ram_bytes, weights, rows, part.formats, share)
+
+    def _away(
+        self, device: str, part: Part, share: float, weights: float, rows: float
+    ) -> Iterator[tuple[str, float]]:
+        """Experts in RAM: multiplied there, or sent over the bus, whichever the strategy says."""
+        job = self._job
+        cpu = self._on_cpu(share * part.ram_bytes, weights, rows, part.formats, share)
+        if not job.on_gpu or job.strategy == "cpu":
+            yield cpu
+            return
+        products = self._on_gpu(device, share * part.gpu_bytes, weights, rows)
+        sent = self._longer(LINK, self._over_link(device, share * part.gpu_bytes), *products)
+        # A prompt of a hybrid takes the faster of the two, if there is room for the ring of streamed experts.
+        streams = job.strategy == "stream" or (self._rows > GEMM_ROWS and self._placement.ring)
+        yield (
+            min(cpu, sent, key=lambda item: item[1])
+            if streams and job.strategy == "hybrid"
+            else (sent if streams else cpu)
+        )
+
+    def _handoff(self, device: str) -> tuple[str, float]:
+        if device not in self._gpus:
+            return HANDOFF, self._shares.threaded_handoff_s
+        both_ways = 2 * 2 * self._rows * self._job.parts.hidden  # bf16
+        return HANDOFF, self._shares.handoff_s + self._over_link(device, both_ways)
+
+    def _on_gpu(self, name: str, nbytes: float, weights: float, rows: float) -> tuple[str, float]:
+        gpu = self._gpus[name]
+        read = self._rate(
+            nbytes, self._shares.gpu_memory * gpu.memory_gb_s, f"the memory bandwidth of {name}"
+        )
+        if rows <= 1:
+            return GPU_MEMORY, read
+        flops = 2 * weights * rows
+        rate = 1e3 * self._shares.gpu_products * gpu.bf16_tflops
+        return self._longer(GPU_MEMORY, read, GPU_PRODUCTS, self._rate(flops, rate, f"the TFLOPS of {name}"))
+
+    def _on_cpu(
+        self, nbytes: float, weights: float, rows: float, formats: dict[str, int], share: float
+    ) -> tuple[str, float]:
+        """formats: bytes of the whole part by format, of which `share` is read."""
+        read = self._ram(nbytes)
+        if self._core is None:
+            self.missing += ["the instruction set"] if rows > 1 else []
+            return RAM, read
+        if rows > GEMM_ROWS:
+            ns = weights / 1024 * (self._core.unpack_ns + rows * self._core.row_ns)
+            return self._longer(RAM, read, CPU_PRODUCTS, self._cpu_seconds(ns / 1e9))
+        wide = self._core.unpack_gb_s
+        factor = 1.0 if wide >= CORES["avx512"].unpack_gb_s else 0.5
+        own = sum(
+            share * size / 1e9 / min(wide, factor * SLOW_GB_S.get(name, wide / factor))
+            for name, size in formats.items()
+        )
+        return self._longer(RAM, read, CPU_PRODUCTS, own / self._machine.cores)
+
+    def _attention_rate(self) -> float:
+        return 1e9 * self._core.attention_gflops if self._core else 1.0
+
+    def _cpu_seconds(self, core_seconds: float) -> float:
+        return core_seconds / (self._machine.cores * self._shares.cpu_products)
+
+    def _ram(self, nbytes: float) -> float:
+        return self._rate(nbytes, self._shares.ram * self._machine.read_gb_s, "RAM's read bandwidth")
+
+    def _over_link(self, name: str, nbytes: float) -> float:
+        return self._rate(nbytes, self._shares.link * self._gpus[name].link_gb_s, f"the link of {name}")
+
+    def _rate(self, count: float, giga_per_s: float, what: str) -> float:
+        if giga_per_s <= 0:
             self.missing.append(what)
             return 0.0
-        return nbytes / gb_s / 1e9
+        return count / giga_per_s / 1e9
+
+    @staticmethod
+    def _longer(one: str, one_s: float, other: str, other_s: float) -> tuple[str, float]:
+        return (one, one_s) if one_s >= other_s else (other, other_s)
+
+
+def _share_of_choices(job: Job, part: Part, resident: tuple[int, ...]) -> float:
+    """Of a token's choices in a layer, those that fall on experts of the device."""
+    counts = job.profile.counts.get(part.layer or 0, ()) if job.profile else ()
+    if counts and sum(counts):
+        return sum(counts[expert] for expert in resident) / sum(counts)
+    return len(resident) / max(1, part.count)

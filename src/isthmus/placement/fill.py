@@ -41,7 +41,8 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     if blocks is None:
         raise _refusal(job, layout, reserve, free)
     host = DevicePlan(HOST, (0, 0), 0, host_experts, 0, host_scratch, job.ram_bytes)
-    return replace(layout.placement(num_blocks, blocks, reserve, free, host), mapped_bytes=mapped)
+    placed = layout.placement(num_blocks, blocks, reserve, free, host)
+    return replace(placed, mapped_bytes=mapped, ring=ring)
 
 
 def _free_bytes(device: Device, ram_left: int, sharing: int) -> int:

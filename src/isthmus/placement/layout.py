@@ -27,6 +27,7 @@ class Job:
     may_shrink: bool  # a shorter context is better than none
     step_bytes: int  # activations of a step and logits
     process_bytes: int
+    chunk_tokens: int  # rows of a prefill step
     mapped_bytes: int = 0  # of all matrices if they are pages of a packed cache, which need no memory
     profile: Profile | None = None
     cache_bytes: int = 0  # of each device, for experts that come and go
@@ -95,4 +96,5 @@ class Placement:
     num_blocks: int  # of the cache, BLOCK_TOKENS each
     tokens_fit: int  # at most, beside the weights
     mapped_bytes: int = 0  # of the weights on the host, pages of a packed cache
+    ring: bool = False  # memory for streaming experts is set aside
     notes: tuple[str, ...] = ()

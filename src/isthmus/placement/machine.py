@@ -23,7 +23,8 @@ from isthmus.placement.nvidia import Gpu, detect_gpus
 # The most that can be meant, by key: more is a slip of the unit.
 _LIMITS: dict[str, float] = {
     "cores": 1 << 14, "threads": 1 << 15, "sockets": 64, "nodes": 256, "index": MAX_DEVICES - 1,
-    "pcie_generation": 10, "pcie_width": 32, "read_gb_s": 1e5, "pcie_gb_s": 1e4, "memory_gb_s": 1e6,
+    "pcie_generation": 10, "pcie_width": 32, "read_gb_s": 1e5, "disk_gb_s": 1e4, "pcie_gb_s": 1e4,
+    "memory_gb_s": 1e6, "bf16_tflops": 1e6,
 }  # fmt: skip
 _AT_LEAST_ONE = ("cores", "total_bytes")
 _MAX_TEXT = 200
@@ -42,6 +43,7 @@ class Machine:
     cpu: str = ""  # the model's name
     isa: tuple[str, ...] = ()  # instruction sets of our kernels that it runs, weakest first
     read_gb_s: float = 0.0  # that all cores read from memory together
+    disk_gb_s: float = 0.0  # that a model is read with
     gpus: tuple[Gpu, ...] = ()
     gpu_reason: str = ""
 

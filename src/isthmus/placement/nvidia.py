@@ -41,6 +41,7 @@ class Gpu:
     pcie_width: int = 0
     pcie_gb_s: float = 0.0  # each way, as copies reach it; see link_gb_s
     memory_gb_s: float = 0.0
+    bf16_tflops: float = 0.0  # of the tensor cores, dense, sums in fp32
     driver: str = ""
 
     @property

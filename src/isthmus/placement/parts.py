@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 from isthmus.placement.sizes import (
+    attention_widths,
     gpu_bytes,
     gpu_read,
     key,
@@ -39,7 +41,7 @@ _DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 
 @dataclass
 class Part:
-    """A module's bytes once loaded, and those read of it for one decoded token.
+    """A module's bytes once loaded, those read of it for one decoded token, and what is multiplied by.
 
     layer: None for what stands before or after all layers. count, used: its experts, 0 of a dense module.
     """
@@ -52,6 +54,8 @@ class Part:
     gpu_read: float = 0.0
     count: int = 0
     used: int = 0
+    weights: int = 0  # in matrices: of an embedding that is not the head too, none
+    formats: dict[str, int] = field(default_factory=dict)  # bytes of these matrices by format
     inflated: set[str] = field(default_factory=set)  # formats that a GPU cannot multiply by
 
     def bytes_on(self, *, gpu: bool) -> int:
@@ -67,6 +71,8 @@ class ModelParts:
     dense: tuple[Part, ...]
     experts: dict[int, Part]
     kv_layer_bytes: tuple[int, ...]  # of one token
+    # Multiplications of one row with one token of the cache, over all layers: of decoding, of long prompts.
+    attention_widths: tuple[int, int]
 
     @property
     def kv_token_bytes(self) -> int:
@@ -98,6 +104,7 @@ def model_parts(source: WeightSource, options: RunOptions) -> ModelParts:
         dense=tuple(part for part in parts.values() if not part.path.endswith(f".{EXPERTS}")),
         experts=experts,
         kv_layer_bytes=tuple(kv_layer_bytes(metadata, options.kv_dtype)),
+        attention_widths=attention_widths(metadata),
     )
 
 
@@ -133,7 +140,11 @@ def _add(part: Part, tensor: RawTensor, source: WeightSource, *, exact: bool) ->
     part.gpu_read += gpu_read(tensor, source)
     if part.path.endswith(f".{EXPERTS}"):
         part.count = max(part.count, tensor.shape[0] if len(tensor.shape) == 3 else 0)
-    if len(tensor.shape) > 1 and not stays_packed(tensor):
+    if len(tensor.shape) == 1 or (tensor.name == "token_embd.weight" and "output.weight" in source.tensors):
+        return
+    part.weights += prod(tensor.shape)
+    part.formats[tensor.format.name] = part.formats.get(tensor.format.name, 0) + tensor.nbytes
+    if not stays_packed(tensor):
         part.inflated.add(tensor.format.name)
 
 

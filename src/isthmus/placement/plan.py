@@ -124,6 +124,7 @@ def plan(
         may_shrink=options.context_tokens is None,
         step_bytes=_step_bytes(metadata, options.chunk_tokens),
         process_bytes=PROCESS_BYTES,
+        chunk_tokens=options.chunk_tokens,
         profile=profile,
         cache_bytes=options.expert_cache or 0,
     )

@@ -42,11 +42,16 @@ def title(plan: Plan) -> str:
 
 def footer(plan: Plan) -> list[str]:
     lines = []
-    if plan.estimate is not None and plan.estimate.decode_tok_s:
-        parts = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in plan.estimate.seconds.items())
-        lines.append(f"estimate, not measured: {plan.estimate.decode_tok_s:.1f} tok/s decode ({parts})")
-    elif plan.estimate is not None:
-        lines.append(f"no estimate of speed: not known is {plan.estimate.missing}")
+    found = plan.estimate
+    for name, speed in (("decode", found.decode), ("prefill", found.prefill)) if found else ():
+        if speed is not None:
+            parts = ", ".join(f"{what} {1e3 * s:.3g}" for what, s in speed.seconds.items())
+            band = f"{speed.low:.3g} to {speed.high:.3g}"
+            lines.append(
+                f"estimate, not measured: {speed.tok_s:.1f} tok/s {name} ({band}); ms a token: {parts}"
+            )
+    if found is not None and found.missing:
+        lines.append(f"no estimate of all speeds: not known is {found.missing}")
     return [*lines, *(f"note: {note}" for note in plan.notes)]
 
 

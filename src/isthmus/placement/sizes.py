@@ -129,6 +129,26 @@ def kv_layer_bytes(metadata: Metadata, kv_dtype: str) -> list[int]:
     return [count * KV_VALUE_BYTES[kv_dtype] for count in values]
 
 
+def attention_widths(metadata: Metadata) -> tuple[int, int]:
+    """Multiplications of one row with one token of the cache, over all layers: (decoding, long prompts).
+
+    A head's keys and values; of latent attention the latents themselves, or their expansion.
+    """
+    layers = metadata.int(key(metadata, "block_count"), min=1)
+    heads = sum(metadata.int_per_layer(key(metadata, "attention.head_count"), layers, min=1))
+    latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
+    if latent:
+        rope = metadata.int(key(metadata, "rope.dimension_count"), min=1)
+        suffix = "_mla" if key(metadata, "attention.key_length_mla") in metadata else ""
+        expanded = metadata.int(key(metadata, f"attention.key_length{suffix}"), min=1)
+        expanded += metadata.int(key(metadata, f"attention.value_length{suffix}"), min=1)
+        return heads * (2 * latent + rope), heads * expanded
+    head_dim = metadata.int(key(metadata, "embedding_length"), min=1) * layers // heads
+    width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
+    width += metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
+    return heads * width, heads * width
+
+
 def key(metadata: Metadata, name: str) -> str:
     """The key of a model's parameter: it begins with the architecture's name."""
     return f"{metadata.str('general.architecture')}.{name}"
