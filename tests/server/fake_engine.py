@@ -18,10 +18,15 @@ from pathlib import Path
 from isthmus import errors
 from isthmus.config import RunOptions
 from isthmus.engine import worker
-from isthmus.engine.request import ModelInfo, Output, Request
+from isthmus.engine.request import ModelInfo, Output, Request, TokenLogprob
 
 CONTEXT_TOKENS = 2048
 VOCAB_SIZE = 512
+
+
+def logprob_of(token: int, num_top: int) -> TokenLogprob:
+    """Minus an eighth of the id; the next ids are less probable."""
+    return TokenLogprob(token, -token / 8, tuple((token + i, -(token + i) / 8) for i in range(num_top)))
 
 
 @dataclass
@@ -98,7 +103,15 @@ class FakeEngine:
             if reason == "fall":
                 raise errors.EngineError("the fake engine fell")
             error = "the logits are not finite" if reason == "error" else None
-        return Output(job.request.id, token, reason, error, len(job.request.prompt), job.num_output)
+        params, prompt = job.request.params, job.request.prompt
+        logprobs = params.logprobs is not None and token is not None
+        of_prompt = None
+        if params.prompt_logprobs is not None and job.num_output <= 1:
+            of_prompt = (None, *(logprob_of(each, params.prompt_logprobs) for each in prompt[1:]))
+        return Output(
+            job.request.id, token, reason, error, len(prompt), job.num_output,
+            logprob=logprob_of(token, params.logprobs) if logprobs else None, prompt_logprobs=of_prompt,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.log("closed")

@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from isthmus.config import RunOptions
 from isthmus.engine.process import EngineProcess
-from isthmus.errors import TemplateError
+from isthmus.errors import TemplateError, UsageError
 from isthmus.server.app import create_app
 from isthmus.server.options import ServerOptions
 from isthmus.server.service import Service
@@ -46,6 +46,17 @@ class ByteTokenizer:
             for char in text:
                 ids += [ord(char) - 0xE000] if 0xE000 <= ord(char) < 0xF000 else list(char.encode())
         return ids
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        ids = self.encode_segments([Segment(text, parse_special)])
+        return [self.bos_id, *ids] if add_special else ids
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        wrong = next((token for token in ids if token >= self.vocab_size), None)
+        if wrong is not None:
+            raise UsageError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
+        shown = [token for token in ids if not (skip_special and self.is_special(token))]
+        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else self.SPECIAL[token].encode()

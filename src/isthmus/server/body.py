@@ -31,6 +31,13 @@ _MAX_ITEMS = 1 << 20
 
 async def read_model(request: Request, model: type[ModelT], options: ServerOptions) -> ModelT:
     """The body as `model`. ApiError 400, 408, 413 or 415; ClientGone."""
+    fields = await read_fields(request, options)
+    refuse_unsupported(fields)
+    return validated(fields, model)
+
+
+async def read_fields(request: Request, options: ServerOptions) -> dict[str, Any]:
+    """The body as a JSON object that nobody has looked into yet."""
     _check_type(request)
     try:
         async with asyncio.timeout(options.body_timeout_s):
@@ -40,8 +47,11 @@ async def read_model(request: Request, model: type[ModelT], options: ServerOptio
         raise ApiError(408, message, code="request_timeout") from None
     except ClientDisconnect:
         raise ClientGone from None
-    fields = _parse(body)
-    refuse_unsupported(fields)
+    return _parse(body)
+
+
+def validated(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
+    """ApiError 400 that names the first field at fault."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -96,8 +106,9 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 def _first_error(error: ValidationError) -> ApiError:
     """The first of pydantic's errors: one clear line helps more than a list."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = _path(first["loc"])
+    first = error.errors(include_url=False)[0]
+    # What concerns several fields has no place; such a check names the one at fault in its context.
+    param = _path(first["loc"]) or first.get("ctx", {}).get("param", "")
     message = f"{param}: {first['msg']}" if param else first["msg"]
     value = first["input"]
     if isinstance(value, str | int | float) and first["type"] != "missing":

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.engine.process import EngineProcess
-from isthmus.engine.request import Output, Request
+from isthmus.engine.request import Output, Request, TokenLogprob
 from isthmus.errors import EngineError, IsthmusError
 from isthmus.server.events import Event, Parser, PlainParser, ToolCall, ToolCallBroken, joined
+from isthmus.server.logprobs import ShownToken, TokenTexts
+from isthmus.server.metrics import Metrics
+from isthmus.server.timing import Timing
 from isthmus.tokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class Piece:
 
     index: int  # of the choice
     events: list[Event] = field(default_factory=list)
+    tokens: list[ShownToken] = field(default_factory=list)  # if log-probabilities were asked for
     finish_reason: FinishReason | None = None
 
 
@@ -43,35 +46,47 @@ class Generation:
         detokenizer: Detokenizer,
         *,
         parser: Parser | None = None,
+        texts: TokenTexts | None = None,
+        metrics: Metrics | None = None,
         changed: asyncio.Event | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is set whenever `take` or `error` has something new; several may share one."""
+        """`changed` is set whenever `take` or `error` has something new; several may share one.
+
+        `texts`: if the tokens are wanted beside the events.
+        """
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        self.num_prompt_tokens = len(request.prompt)
-        self.num_output_tokens = 0
+        self.prompt = request.prompt
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.timing = Timing()
+        self.timing.num_prompt_tokens = len(request.prompt)
         self.id = request.id
         self._engine = engine
         self._detokenizer = detokenizer
         self._parser = parser or PlainParser()
+        self._texts = texts
+        self._metrics = metrics
         self._on_end = on_end
         self._unread: list[Event] = []
+        self._unread_tokens: list[ShownToken] = []
+        self._num_characters = 0
         self._num_calls = 0
         self._ended = False
         self._changed = changed or asyncio.Event()
-        self._added_at = time.monotonic()
-        self._first_at: float | None = None
         engine.add(request, self._receive)
 
     @property
     def ended(self) -> bool:
         return self._ended
 
-    def take(self) -> list[Event]:
-        """The events since the last call."""
+    def take(self) -> tuple[list[Event], list[ShownToken]]:
+        """What came since the last call. Tokens without text wait for those that complete a character."""
         events, self._unread = self._unread, []
-        return events
+        if not events and not self._ended:
+            return [], []
+        tokens, self._unread_tokens = self._unread_tokens, []
+        return events, tokens
 
     def close(self) -> None:
         """Ends the engine's work on it, if there is any left. Idempotent."""
@@ -93,10 +108,11 @@ class Generation:
             self._end(f"error: {error}")
 
     def _take(self, event: Output) -> None:
-        self.num_output_tokens = event.num_output_tokens
-        if self._first_at is None:
-            self._first_at = time.monotonic()
+        self._measure(event)
+        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         text = self._detokenizer.push(event.token) if event.token is not None else ""
+        if event.token is not None and self._texts is not None:
+            self._texts.push(event.token, event.logprob)
         reason: FinishReason | None = None
         if self._detokenizer.stopped is not None:
             reason = "stop"
@@ -116,21 +132,26 @@ class Generation:
         self._num_calls += sum(isinstance(event, ToolCall) for event in events)
         self._num_calls -= sum(isinstance(event, ToolCallBroken) for event in events)
         self._unread = joined([*self._unread, *events])
+        self._num_characters += len(text)
+        if self._texts is not None:
+            take = self._texts.finish if last else self._texts.take
+            self._unread_tokens += take(self._num_characters)
+
+    def _measure(self, event: Output) -> None:
+        timing = self.timing
+        timing.num_output_tokens = event.num_output_tokens
+        timing.num_cached_tokens = event.num_cached_tokens
+        gap_s = timing.came()
+        if self._metrics is not None and event.token is not None:
+            self._metrics.token_came(timing, gap_s)
 
     def _end(self, how: str) -> None:
         self._ended = True
         self._changed.set()
+        if self._metrics is not None:
+            self._metrics.request_ended(self.timing, self.finish_reason or how.partition(":")[0])
+        log.info("%s: %s, %s", self.id, self.timing.line(), how)
         self._on_end()
-        log.info("%s: %d prompt tokens, %s, %s", self.id, self.num_prompt_tokens, self._speed(), how)
-
-    def _speed(self) -> str:
-        now = time.monotonic()
-        if self._first_at is None:
-            return f"no token in {now - self._added_at:.2f} s"
-        text = f"first token after {self._first_at - self._added_at:.2f} s, {self.num_output_tokens} in all"
-        if self.num_output_tokens > 1 and now > self._first_at:
-            text += f" at {(self.num_output_tokens - 1) / (now - self._first_at):.1f} tok/s"
-        return text
 
 
 class Choices:
@@ -159,9 +180,10 @@ class Choices:
             await self.changed.wait()
             self.changed.clear()
             for index, generation in list(open_choices):
-                events, ended = generation.take(), generation.ended
+                ended = generation.ended
+                events, tokens = generation.take()
                 if events or (ended and generation.error is None):
-                    yield Piece(index, events, generation.finish_reason if ended else None)
+                    yield Piece(index, events, tokens, generation.finish_reason if ended else None)
                 if ended:
                     open_choices.remove((index, generation))
             self._raise()

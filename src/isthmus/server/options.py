@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from isthmus.config import check_int
+from isthmus.config import MAX_CONTEXT_TOKENS, check_int
 from isthmus.errors import UsageError
 
 
@@ -16,6 +17,10 @@ class ServerOptions:
     api_key: str | None = None
     insecure: bool = False  # allows an address that others can reach without a key
     max_queue: int = 32  # requests waiting beside the one that runs; more get 503 and Retry-After
+    max_model_len: int | None = None  # tokens of prompt and answer of one request; None: the engine's context
+    cors_origins: tuple[str, ...] = ()  # pages that may call this server from a browser
+    tls_cert: str | None = None  # files of the certificate (chain) and its key, PEM
+    tls_key: str | None = None
     drain_s: float = 30.0  # after the first SIGTERM, running answers may take this long to end
 
     max_body_bytes: int = 8 << 20  # of text: about two million tokens
@@ -25,6 +30,12 @@ class ServerOptions:
     def __post_init__(self) -> None:
         check_int("port", self.port, 0, 65535)
         check_int("max_queue", self.max_queue, 0, 100_000)
+        if self.max_model_len is not None:
+            check_int("max_model_len", self.max_model_len, 2, MAX_CONTEXT_TOKENS)
+        for origin in self.cors_origins:
+            _check_origin(origin)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("TLS needs both --tls-cert and --tls-key")
         if not 0 <= self.drain_s <= 86_400:  # also false for NaN
             raise UsageError(f"the drain time must be 0 to 86400 seconds, got {self.drain_s}")
         if self.api_key is not None and not (
@@ -38,9 +49,23 @@ class ServerOptions:
             )
 
     @property
+    def scheme(self) -> str:
+        return "https" if self.tls_cert is not None else "http"
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the address. A name other than localhost is taken as not."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+def _check_origin(origin: str) -> None:
+    """An origin is scheme://host[:port]; `*` would let every page of the web use the model."""
+    parts = urlsplit(origin)
+    plain = f"{parts.scheme}://{parts.netloc}" == origin and bool(parts.netloc) and "@" not in parts.netloc
+    if not plain or "*" in origin:
+        raise UsageError(
+            f"a CORS origin is scheme://host or scheme://host:port, as http://localhost:3000; got {origin!r}"
+        )

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import MAX_SEED, ModelInfo, Request, SamplingParams
-from isthmus.errors import ContextLengthError, UsageError
 from isthmus.server.errors import ApiError, unavailable
 from isthmus.server.events import Parser, PlainParser
 from isthmus.server.generation import Choices, Generation
+from isthmus.server.logprobs import TokenTexts
+from isthmus.server.metrics import Metrics
 from isthmus.server.options import ServerOptions
 from isthmus.server.parsing import parser_for
+from isthmus.server.prompts import Prompts, check_params
 from isthmus.server.schemas.chat import ChatRequest
+from isthmus.server.schemas.completions import CompletionRequest
 from isthmus.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -54,10 +57,10 @@ class Service:
         self.names = names
         self.options = options
         self.created = int(time.time())
+        self.metrics = Metrics(engine)
         self._num_admitted = 0
-        self._max_token_bytes = max(
-            len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)
-        )
+        self.prompts = Prompts(tokenizer, template)
+        self.loaded_bytes = (0, 0)  # of the weights: so far, and in all
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
 
     @property
@@ -79,6 +82,11 @@ class Service:
             message = f"the model {name[:100]!r} is not served here; this server has {self.model_id!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    def context_tokens(self, info: ModelInfo) -> int:
+        """What one request may use, prompt and answer together."""
+        limit = self.options.max_model_len
+        return info.context_tokens if limit is None else min(limit, info.context_tokens)
+
     def require(self, name: str | None) -> ModelInfo:
         """The model of a request that calls it `name`; ApiError 404 or 503."""
         self.check_model(name)
@@ -97,12 +105,29 @@ class Service:
         """The answers to a conversation, under way. The caller closes them."""
         info = self.require(chat.model)
         params = chat.sampling_params()
-        _check_token_ids(params, info.vocab_size)
+        check_params(params, info.vocab_size)
+        limit = self.context_tokens(info)
 
         async def prompts() -> list[list[int]]:
-            return [await self._in_thread(lambda: self._prompt_of(chat, info))]
+            return [await self.in_thread(lambda: self.prompts.of_chat(chat, limit))]
 
         return await self.start("chatcmpl", prompts, params, chat.num_choices, lambda: parser_for(chat))
+
+    async def start_completion(self, body: CompletionRequest) -> Choices:
+        """The continuations of texts, under way. The caller closes them."""
+        info = self.require(body.model)
+        params = body.sampling_params()
+        if body.echo and body.logprobs is not None:
+            params = replace(params, prompt_logprobs=body.logprobs)
+        check_params(params, info.vocab_size)
+        limit = self.context_tokens(info)
+
+        async def prompts() -> list[list[int]]:
+            return await self.in_thread(lambda: self.prompts.of_completion(body, limit, info.vocab_size))
+
+        # After one token nothing comes: an end token is then told like any other, as its readers count on.
+        ends = not (body.echo and body.logprobs is not None and body.token_limit == 1)
+        return await self.start("cmpl", prompts, params, body.num_choices, continues=True, ends=ends)
 
     async def start(
         self,
@@ -111,58 +136,48 @@ class Service:
         params: SamplingParams,
         num_choices: int = 1,
         parser: Callable[[], Parser] = PlainParser,
+        *,
+        continues: bool = False,
+        ends: bool = True,
     ) -> Choices:
-        """`num_choices` answers to each prompt, which are made once the request has its place."""
+        """`num_choices` answers to each prompt, which are made once the request has its place.
+
+        `continues`: the answers go on from the prompts' text; `ends`: the model's end tokens end them.
+        """
         choices = Choices(f"{kind}-{uuid.uuid4().hex}", on_end=self._admit())
         try:
             made = await prompts()
-            self.require_ready()  # again: the engine may have died meanwhile
-            stop_ids = self.tokenizer.stop_ids | frozenset(params.stop_token_ids)
+            limit = self.context_tokens(self.require_ready())  # again: the engine may have died meanwhile
+            stop_ids = (self.tokenizer.stop_ids if ends else frozenset()) | frozenset(params.stop_token_ids)
             num_requests = len(made) * num_choices
             for index in range(num_requests):
-                own = params if params.seed is None else replace(params, seed=_seed(params.seed, index))
-                generation = Generation(
-                    self.engine,
-                    Request(
-                        id=choices.id if num_requests == 1 else f"{choices.id}-{index}",
-                        prompt=made[index // num_choices],
-                        params=own,
-                        stop_ids=stop_ids,
-                    ),
-                    Detokenizer(self.tokenizer, params.stop),
-                    parser=parser(),
-                    changed=choices.changed,
-                    on_end=choices.one_ended,
+                prompt = made[index // num_choices]
+                request = Request(
+                    id=choices.id if num_requests == 1 else f"{choices.id}-{index}",
+                    prompt=prompt,
+                    params=_own_params(params, index, limit - len(prompt)),
+                    stop_ids=stop_ids,
                 )
-                choices.generations.append(generation)
+                choices.generations.append(self._generation(request, choices, parser(), continues))
             return choices
         except BaseException:
             choices.close()
             raise
 
-    def _prompt_of(self, chat: ChatRequest, info: ModelInfo) -> list[int]:
-        """Token ids of the rendered conversation; ContextLengthError if no token of an answer fits in."""
-        messages = [each.for_template() for each in chat.messages]
-        try:
-            segments = self.template.render(messages, **chat.template_kwargs)
-        except UsageError as error:
-            raise ApiError(400, str(error), param="messages", code="invalid_value") from error
-        # No tokenizer makes fewer tokens than this; it spares megabytes that cannot fit their tokenising.
-        num_bytes = sum(len(segment.text.encode()) for segment in segments)
-        at_least = num_bytes // self._max_token_bytes
-        prompt = self.tokenizer.encode_segments(segments) if at_least < info.context_tokens else []
-        num_tokens = len(prompt) or at_least
-        if num_tokens >= info.context_tokens:
-            count = f"{num_tokens}" if prompt else f"at least {num_tokens}"
-            raise ContextLengthError(
-                f"the prompt has {count} tokens; the context of {info.context_tokens} must hold it and at "
-                "least one of the answer: shorten the conversation, or start the server with a larger --ctx",
-                num_prompt_tokens=num_tokens,
-                context_tokens=info.context_tokens,
-            )
-        return prompt
+    def _generation(self, request: Request, choices: Choices, parser: Parser, continues: bool) -> Generation:
+        with_texts = request.params.logprobs is not None
+        return Generation(
+            self.engine,
+            request,
+            Detokenizer(self.tokenizer, request.params.stop, continues=continues),
+            parser=parser,
+            texts=TokenTexts(self.tokenizer, continues=continues) if with_texts else None,
+            metrics=self.metrics,
+            changed=choices.changed,
+            on_end=choices.one_ended,
+        )
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _admit(self) -> Callable[[], None]:
@@ -182,14 +197,7 @@ class Service:
         return leave
 
 
-def _seed(seed: int, index: int) -> int:
-    """Choices of one request differ; the first is that of the seed alone."""
-    return (seed + index) & MAX_SEED
-
-
-def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    for param, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        for token in ids:
-            if token >= vocab_size:
-                message = f"{param}: token id {token} does not exist; the model's are 0 to {vocab_size - 1}"
-                raise ApiError(400, message, param=param, code="invalid_value")
+def _own_params(params: SamplingParams, index: int, num_left: int) -> SamplingParams:
+    """Those of one choice: a seed of its own, the first one the seed alone, and no more than fits."""
+    seed = None if params.seed is None else (params.seed + index) & MAX_SEED
+    return replace(params, seed=seed, max_tokens=min(params.max_tokens or num_left, num_left))

@@ -33,8 +33,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
     # log-probabilities
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (0,),
     # other media
     "audio": (),
@@ -42,7 +40,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # the prompt
     "prediction": (),
     "suffix": ("",),
-    "echo": (False,),
     "documents": ([],),
     "chat_template": (),
     "continue_final_message": (False,),

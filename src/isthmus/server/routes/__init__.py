@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
-from isthmus.server.routes import chat_completions, health, models
+from isthmus.server.routes import chat_completions, completions, health, metrics, models, slots, tokenize
 from isthmus.server.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     health.build,
     models.build,
     chat_completions.build,
+    completions.build,
+    tokenize.build,
+    metrics.build,
+    slots.build,
 )

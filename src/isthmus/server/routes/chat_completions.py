@@ -18,12 +18,13 @@ from isthmus.server.body import read_model
 from isthmus.server.errors import ApiError
 from isthmus.server.events import Content, Event, Reasoning, ToolArguments, ToolCall, joined
 from isthmus.server.generation import Choices, Piece
+from isthmus.server.logprobs import chat_logprobs
 from isthmus.server.openapi import documented_body
 from isthmus.server.schemas.base import Sampling
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.service import Service
 from isthmus.server.sse import frame, stream_of, until_gone
-from isthmus.server.usage import usage_of
+from isthmus.server.usage import totals_of
 
 
 def build(service: Service) -> APIRouter:
@@ -63,22 +64,28 @@ def head_of(service: Service, request_id: str, kind: str) -> dict[str, Any]:
 async def _whole(service: Service, chat: ChatRequest) -> Response:
     choices = await service.start_chat(chat)
     try:
-        events: list[list[Event]] = [[] for _ in choices.generations]
+        whole = [Piece(index) for index in range(len(choices.generations))]
         async for piece in choices.pieces():
-            events[piece.index] += piece.events
+            whole[piece.index].events += piece.events
+            whole[piece.index].tokens += piece.tokens
+            whole[piece.index].finish_reason = piece.finish_reason
     finally:
         choices.close()
     answers = [
         {
-            "index": index,
-            "message": message_of(events[index]),
-            "logprobs": None,
-            "finish_reason": generation.finish_reason,
+            "index": piece.index,
+            "message": message_of(piece.events),
+            "logprobs": _logprobs(service, chat, piece),
+            "finish_reason": piece.finish_reason,
         }
-        for index, generation in enumerate(choices.generations)
+        for piece in whole
     ]
     head = head_of(service, choices.id, "chat.completion")
-    return JSONResponse(head | {"choices": answers, "usage": usage_of(choices, chat.num_choices)})
+    return JSONResponse(head | {"choices": answers} | totals_of(choices, chat.num_choices))
+
+
+def _logprobs(service: Service, chat: ChatRequest, piece: Piece) -> dict[str, Any] | None:
+    return chat_logprobs(piece.tokens, service.tokenizer) if chat.logprobs else None
 
 
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
@@ -113,24 +120,27 @@ async def _chunks(service: Service, chat: ChatRequest, choices: Choices) -> Asyn
     if chat.include_usage:
         head = head | {"usage": None}  # on every chunk but the last, as OpenAI does
 
-    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def chunk(
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return frame(head | {"choices": [choice]})
 
     await choices.started()
     for index in range(len(choices.generations)):
         yield chunk(index, {"role": "assistant", "content": ""})
     async for piece in choices.pieces():
-        for delta in _deltas(piece):
-            yield chunk(piece.index, delta)
+        logprobs = _logprobs(service, chat, piece) if piece.tokens else None
+        for delta in filter(None, map(delta_of, piece.events)):
+            yield chunk(piece.index, delta, logprobs=logprobs)
+            logprobs = None
         if piece.finish_reason is not None:
-            yield chunk(piece.index, {}, piece.finish_reason)
+            yield chunk(piece.index, {}, piece.finish_reason, logprobs)
     if chat.include_usage:
-        yield frame(head | {"choices": [], "usage": usage_of(choices, chat.num_choices)})
-
-
-def _deltas(piece: Piece) -> list[dict[str, Any]]:
-    return [delta for delta in map(delta_of, piece.events) if delta]
+        yield frame(head | {"choices": []} | totals_of(choices, chat.num_choices))
 
 
 def delta_of(event: Event) -> dict[str, Any]:

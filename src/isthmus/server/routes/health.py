@@ -1,4 +1,7 @@
-"""`GET /health`: 200 when a request would be taken, else 503 and why. Open without the API key."""
+"""`GET /health` and `/ready`: 200 when a request would be taken, else 503 and why.
+
+/health is open without the API key. While the model loads /ready says how far that is.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,20 @@ def build(service: Service) -> APIRouter:
     @router.head("/health", include_in_schema=False)
     @router.get("/health", operation_id="health", summary="Whether requests are taken")
     async def health() -> JSONResponse:
-        body: dict[str, Any] = {"status": "ok"}
+        return _state({"status": "ok"})
+
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", operation_id="ready", summary="Whether the model is loaded, and how far that is")
+    async def ready() -> JSONResponse:
+        done, total = service.loaded_bytes
+        progress = {"loaded_bytes": done, "total_bytes": total} if total else {}
+        return _state({"status": "ok", "model": service.model_id}, progress)
+
+    def _state(body: dict[str, Any], while_loading: dict[str, Any] | None = None) -> JSONResponse:
         try:
             service.require_ready()
         except ApiError as error:
-            body = {"status": service.engine.state} | error.body
+            body = {"status": service.engine.state} | error.body | (while_loading or {})
             return JSONResponse(body, error.status, error.headers)
         return JSONResponse(body)
 

@@ -21,7 +21,7 @@ def build(service: Service) -> APIRouter:
             "created": service.created,
             "owned_by": "isthmus",
             # What one request may use, prompt and answer together; vLLM's name, which clients read.
-            "max_model_len": info.context_tokens if info else None,
+            "max_model_len": service.context_tokens(info) if info else None,
         }
 
     @router.head("/v1/models", include_in_schema=False)

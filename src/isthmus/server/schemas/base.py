@@ -112,6 +112,11 @@ class Sampling(Body):
     def token_limit(self) -> int | None:
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """The most probable tokens to show beside each token; None: no log-probabilities."""
+        return None
+
     def sampling_params(self) -> SamplingParams:
         """What was asked for, over the engine's defaults; null means default."""
         given: dict[str, Any] = {
@@ -127,5 +132,6 @@ class Sampling(Body):
             "stop": tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "max_tokens": self.token_limit,
+            "logprobs": self.num_logprobs,
         }
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema, field_validator
+from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from isthmus.engine.request import MAX_LOGPROBS
 from isthmus.server.schemas.base import MAX_NAME_CHARACTERS, Body, Sampling, TokenLimit
 
 MAX_MESSAGES = 10_000
@@ -77,6 +78,8 @@ class Message(Body):
 class ChatRequest(Sampling):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
 
     # Variables of the chat template: `{"enable_thinking": false}` and the like.
     chat_template_kwargs: Annotated[
@@ -92,6 +95,16 @@ class ChatRequest(Sampling):
             if key in _RESERVED_KWARGS or not key.isidentifier() or key.startswith("_"):
                 raise PydanticCustomError("kwarg_name", "it must not set reserved or private names")
         return value
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("dependent", "needs 'logprobs': true", {"param": "top_logprobs"})
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:

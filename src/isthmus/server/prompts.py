@@ -1,0 +1,95 @@
+"""From what a request says to the token ids the engine gets, within the context it may use.
+
+All of it is slow for long texts and so is called in threads (`Service.in_thread`). What cannot fit is
+refused, with the numbers; nothing is cut.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isthmus.engine.request import SamplingParams
+from isthmus.errors import UsageError
+from isthmus.server.errors import ApiError
+from isthmus.server.schemas.chat import ChatRequest
+from isthmus.server.schemas.completions import CompletionRequest
+
+if TYPE_CHECKING:
+    from isthmus.tokenizer import ChatTemplate, Segment, Tokenizer
+
+
+class Prompts:
+    """The text side of one model."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self._max_token_bytes = max(
+            len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)
+        )
+
+    def segments_of(self, chat: ChatRequest) -> list[Segment]:
+        """The conversation as the model reads it."""
+        messages = [each.for_template() for each in chat.messages]
+        try:
+            return self.template.render(messages, **chat.template_kwargs)
+        except UsageError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_value") from error
+
+    def of_chat(self, chat: ChatRequest, context_tokens: int) -> list[int]:
+        """Token ids of the rendered conversation."""
+        segments = self.segments_of(chat)
+        num_bytes = sum(len(segment.text.encode()) for segment in segments)
+        self._check_length(num_bytes, context_tokens, "messages")
+        prompt = self.tokenizer.encode_segments(segments)
+        _check_fits(len(prompt), context_tokens, "messages")
+        return prompt
+
+    def of_completion(self, body: CompletionRequest, context_tokens: int, vocab_size: int) -> list[list[int]]:
+        """Token ids of each prompt. In a text its author may write special tokens, as a template does."""
+        prompts = []
+        for given in body.prompt:
+            if isinstance(given, str):
+                self._check_length(len(given.encode()), context_tokens, "prompt")
+                add_special = body.add_special_tokens is not False
+                ids = self.tokenizer.encode(given, add_special=add_special, parse_special=True)
+            else:
+                ids = given
+                check_ids("prompt", ids, vocab_size)
+            if not ids:
+                raise ApiError(400, "prompt: it has no tokens", param="prompt", code="invalid_value")
+            _check_fits(len(ids), context_tokens, "prompt")
+            prompts.append(ids)
+        return prompts
+
+    def _check_length(self, num_bytes: int, context_tokens: int, param: str) -> None:
+        """No tokenizer makes fewer tokens than this; it spares megabytes that cannot fit their tokenising."""
+        at_least = num_bytes // self._max_token_bytes
+        if at_least >= context_tokens:
+            _check_fits(at_least, context_tokens, param, f"at least {at_least}")
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """ApiError 400 for token ids that the model has not."""
+    check_ids("logit_bias", params.logit_bias, vocab_size)
+    check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def check_ids(param: str, ids: list[int] | tuple[int, ...] | dict[int, float], vocab_size: int) -> None:
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"{param}: token id {wrong} does not exist; the model's are 0 to {vocab_size - 1}"
+        raise ApiError(400, message, param=param, code="invalid_value")
+
+
+def _check_fits(num_tokens: int, context_tokens: int, param: str, count: str | None = None) -> None:
+    """ApiError 400 if no token of an answer fits in."""
+    if num_tokens >= context_tokens:
+        raise ApiError(
+            400,
+            f"the prompt has {count or num_tokens} tokens; the context of {context_tokens} must hold it and "
+            "at least one of the answer: shorten the conversation, or start the server with a larger --ctx",
+            param=param,
+            code="context_length_exceeded",
+            extra={"n_prompt_tokens": num_tokens, "n_ctx": context_tokens},
+        )

@@ -1,0 +1,69 @@
+"""`/metrics`, `/slots` and `/ready`: what an operator sees."""
+
+from pathlib import Path
+
+import httpx
+from harness import RawStream, Server, chat_body, serving, wait_for
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def samples(server: Server) -> dict[str, float]:
+    """Name, with the value of its first label if it has one -> number."""
+    text = httpx.get(f"{server.url}/metrics").text
+    return {
+        "/".join([sample.name, *sample.labels.values()]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_requests_are_counted_by_how_they_ended(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        url = f"{server.url}/v1/chat/completions"
+        httpx.post(url, json=chat_body("hello"))
+        httpx.post(url, json=chat_body("hello", max_tokens=2))
+        httpx.post(url, json=chat_body("hello", script={"end": "error"}))
+        seen = samples(server)
+    for reason in ("stop", "length", "error"):
+        assert seen[f"isthmus_request_success_total/{reason}"] == 1
+    assert seen["isthmus_time_to_first_token_seconds_count"] == 3
+    assert seen["isthmus_inter_token_latency_seconds_count"] == 4 + 1 + 4
+    assert seen["isthmus_engine_up"] == 1
+
+
+def test_client_that_leaves_is_counted(gated: Server) -> None:
+    with RawStream(gated, chat_body("x")):
+        wait_for(lambda: gated.engine.num_requests == 1)
+    wait_for(lambda: gated.engine.num_requests == 0)
+    assert samples(gated)["isthmus_request_success_total/abort"] == 1
+
+
+def test_names_are_those_of_vllm(server: Server) -> None:
+    names = samples(server)
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "num_preemptions_total",
+        "e2e_request_latency_seconds_sum",
+    ):
+        assert f"isthmus_{name}" in names
+
+
+def test_slots_of_an_idle_server(server: Server) -> None:
+    (slot,) = httpx.get(f"{server.url}/slots").json()
+    assert slot == {"id": 0, "n_ctx": 2048, "is_processing": False}
+
+
+def test_ready_is_503_until_the_model_is_loaded(tmp_path: Path) -> None:
+    with serving(tmp_path, ready=False, flags="slow") as server:
+        answer = httpx.get(f"{server.url}/ready")
+        assert (answer.status_code, answer.json()["status"]) == (503, "loading")
+        assert int(answer.headers["retry-after"]) > 0
+        server.grant(100)
+        server.wait_ready()
+        assert httpx.get(f"{server.url}/ready").json() == {"status": "ok", "model": "fake"}
