@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from isthmus import LLM
 from isthmus.config import RunOptions
 from isthmus.engine import devices
 from isthmus.engine.devices import executable_plan
-from isthmus.errors import DeviceError
+from isthmus.errors import DeviceError, NotEnoughMemoryError, UsageError
+from isthmus.native.handoff import Probe
 from isthmus.placement.machine import Machine
 from isthmus.placement.nvidia import Gpu
 from isthmus.weights.dummy import DummySource
@@ -21,6 +23,7 @@ GIB = 1 << 30
 CARD = Gpu(0, "RTX 4090", 24 * GIB, 23 * GIB, "8.9", 4, 16, driver="570.86.10")
 WITH_GPU = Machine(8, 64 * GIB, 60 * GIB, gpus=(CARD,))
 WITHOUT = Machine(8, 64 * GIB, 60 * GIB, gpu_reason="no NVIDIA driver")
+HYBRID = RunOptions(strategy="hybrid")
 
 
 @pytest.fixture(scope="module")
@@ -28,44 +31,115 @@ def source() -> DummySource:
     return DummySource("dummy:deepseek-v2-lite")
 
 
-@pytest.mark.parametrize("options", [{"strategy": "hybrid"}, {"device": "cuda:0"}, {"gpu_memory": 20 * GIB}])
-def test_a_strategy_that_is_not_executed_yet_is_refused_if_it_was_asked_for(
-    source: DummySource, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "EXECUTABLE", ("cpu",))
-    with pytest.raises(DeviceError, match=r"strategy (hybrid|gpu) is planned but not executed yet"):
-        executable_plan(WITH_GPU, source, RunOptions(**options))  # type: ignore[arg-type]
+@pytest.fixture
+def working_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that says what it would with the card of WITH_GPU and a driver that has everything."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(devices.handoff, "probe", lambda index: Probe("stream_memops", "they work", (12, 8)))
 
 
-def test_a_gpu_nobody_asked_for_leaves_the_cpu_and_a_warning(
-    source: DummySource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(devices, "EXECUTABLE", ("cpu",))
-    with caplog.at_level(logging.WARNING):
-        made = executable_plan(WITH_GPU, source, RunOptions())
-    assert made.strategy == "cpu"
-    assert caplog.messages == [
-        "running on the CPU: strategy gpu is planned but not executed yet; this version runs cpu: use "
-        "--strategy cpu"
-    ]
+@pytest.mark.usefixtures("working_cuda")
+@pytest.mark.parametrize("strategy", ["hybrid", "gpu", "auto"])
+def test_a_gpu_that_works_is_used(source: DummySource, strategy: Any) -> None:
+    made = executable_plan(WITH_GPU, source, RunOptions(strategy=strategy))
+    assert made.strategy == ("hybrid" if strategy == "hybrid" else "gpu")  # its 9.3 GiB fit
+    assert devices.gpus_of(made) == ["cuda:0"]
+
+
+def test_a_strategy_that_is_not_executed_yet_is_refused(source: DummySource) -> None:
+    with pytest.raises(DeviceError, match="strategy stream is planned but not executed yet"):
+        executable_plan(WITH_GPU, source, RunOptions(strategy="stream"))
 
 
 @pytest.mark.parametrize(
-    ("cuda", "said"),
+    ("cuda", "says", "said"),
     [
-        (None, r"cuda:0 is to be used, but torch .* is built without CUDA; install a CUDA build"),
-        ("12.8", r"torch .* finds no usable GPU: its CUDA 12.8 may need a newer driver"),
+        (None, "", r"cuda:0 is to be used, but torch .* is built without CUDA; install a CUDA build"),
+        (
+            "12.8",
+            "The NVIDIA driver on your system is too old (found version 11040).",
+            r"12.8 may need a newer driver \(The NVIDIA driver .* is too old \(found version 11040\)\.\)",
+        ),
     ],
 )
 def test_a_torch_that_cannot_use_the_gpu_is_found_before_weights_are_read(
-    source: DummySource, monkeypatch: pytest.MonkeyPatch, cuda: str | None, said: str
+    source: DummySource, monkeypatch: pytest.MonkeyPatch, cuda: str | None, says: str, said: str
 ) -> None:
-    monkeypatch.setattr(devices, "EXECUTABLE", ("cpu", "stream", "hybrid", "gpu"))
+    def init() -> None:
+        raise RuntimeError(says + "\nPlease update your GPU driver")
+
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
     with pytest.raises(DeviceError, match=said):
-        executable_plan(WITH_GPU, source, RunOptions(strategy="hybrid"))
+        executable_plan(WITH_GPU, source, HYBRID)
     assert executable_plan(WITH_GPU, source, RunOptions()).strategy == "cpu"
+
+
+@pytest.mark.usefixtures("working_cuda")
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (("find_spec", lambda name: None), "triton is missing"),
+        (("device_count", lambda: 0), "cuda:0 is to be used, but torch sees none; see CUDA_VISIBLE_DEVICES"),
+        (
+            ("probe", lambda index: Probe("none", "no host functions", (9, 2))),
+            "cannot hand work to the CPU: no h",
+        ),
+    ],
+)
+def test_whatever_is_missing_is_said_and_the_cpu_taken_if_nobody_asked_for_more(
+    source: DummySource,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    broken: tuple[str, Any],
+    said: str,
+) -> None:
+    name, instead = broken
+    owner = {"find_spec": devices.importlib.util, "device_count": torch.cuda, "probe": devices.handoff}[name]
+    monkeypatch.setattr(owner, name, instead)
+    for asked in (HYBRID, RunOptions(device="cuda:0", strategy="hybrid")):
+        with pytest.raises(DeviceError, match=said):
+            executable_plan(WITH_GPU, source, asked)
+    small = Machine(8, 64 * GIB, 60 * GIB, gpus=(Gpu(0, "RTX 3060", 8 * GIB, 8 * GIB, "8.6"),))
+    with caplog.at_level(logging.WARNING):
+        assert executable_plan(small, source, RunOptions()).strategy == "cpu"  # hybrid there
+    assert any(message.startswith("running on the CPU: cuda:0") for message in caplog.messages)
+
+
+@pytest.mark.usefixtures("working_cuda")
+def test_a_strategy_that_hands_nothing_over_needs_no_hand_off(
+    source: DummySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices.handoff, "probe", lambda index: pytest.fail("probed"))
+    assert executable_plan(WITH_GPU, source, RunOptions(strategy="gpu")).strategy == "gpu"
+
+
+@pytest.mark.usefixtures("working_cuda")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "cuda:1"}, r"there is no device cuda:1; there are cuda:0 \(RTX 4090\)"),
+        ({"kv_dtype": "f32"}, "whose cache is bf16; leave --kv-dtype f32 out"),
+        ({"exact_batching": True}, "--exact-batching is for --strategy cpu"),
+    ],
+)
+def test_what_a_gpu_has_not_is_refused(source: DummySource, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        executable_plan(WITH_GPU, source, RunOptions(**({"strategy": "hybrid"} | options)))
+
+
+@pytest.mark.usefixtures("working_cuda")
+def test_memory_that_is_too_small_is_refused_with_the_numbers(source: DummySource) -> None:
+    with pytest.raises(NotEnoughMemoryError, match=r"14\.2 GiB are needed .* 0\.5 GiB may be used on cuda:0"):
+        executable_plan(WITH_GPU, source, RunOptions(strategy="gpu", gpu_memory=GIB // 2))
+
+
+def test_an_option_for_gpus_is_refused_where_the_cpu_is_taken_instead(source: DummySource) -> None:
+    with pytest.raises(UsageError, match="residual_dtype bf16 is for a GPU"):
+        executable_plan(WITHOUT, source, RunOptions(residual_dtype="bf16"))
 
 
 def test_a_strategy_that_needs_a_gpu_is_refused_without_one(

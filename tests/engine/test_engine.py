@@ -90,6 +90,6 @@ def test_what_does_not_fit_is_refused_before_any_weight_is_read(
     monkeypatch.setattr(
         Machine, "detect", lambda: Machine(cores=2, total_bytes=1 << 20, available_bytes=1 << 20)
     )
-    monkeypatch.setattr("isthmus.engine.engine.load_model", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("isthmus.engine.loading.load_model", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(NotEnoughMemoryError, match=r"needs 0\.5 GiB .* 0\.0 GiB are available"):
         Engine(alphabet_model)

@@ -13,6 +13,7 @@ import torch
 from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Output, Request, SamplingParams
+from isthmus.engine.scheduler import StepPlan
 from isthmus.errors import DeviceError
 from models import tiny
 
@@ -47,6 +48,21 @@ def test_the_answer_is_the_cpus_and_the_run_says_how_it_came_about(path: Path, e
     assert plain.handed_over is None
     assert engine.handed_over is not None
     assert engine.handed_over.submits == engine.handed_over.waits == 4 * len(engine.plan.experts)
+
+
+def logits_of(engine: Engine) -> list[torch.Tensor]:
+    """Of a prefill and three decodes."""
+    seen: list[torch.Tensor] = []
+    execute = engine._executor.execute
+
+    def watched(plan: StepPlan) -> torch.Tensor:
+        seen.append(execute(plan).clone())
+        return seen[-1]
+
+    engine._executor.execute = watched  # type: ignore[method-assign]
+    answer(engine, "watched")
+    engine._executor.execute = execute  # type: ignore[method-assign]
+    return seen
 
 
 def spoil_weights(engine: Engine) -> Callable[[], None]:
@@ -100,7 +116,20 @@ def test_a_fault_ends_its_step_by_name_and_the_next_one_works(
     assert [o.token for o in answer(engine, "after")] == good
 
 
-@pytest.mark.parametrize("strategy", ["stream", "gpu"])
-def test_a_strategy_that_is_not_executed_yet_is_refused_by_name(path: Path, strategy: Any) -> None:
-    with pytest.raises(DeviceError, match=f"strategy {strategy} is planned but not executed yet"):
-        Engine(path, RunOptions(strategy=strategy, device="cpu"))
+def test_a_strategy_that_is_not_executed_yet_is_refused_by_name(path: Path) -> None:
+    with pytest.raises(DeviceError, match="strategy stream is planned but not executed yet"):
+        Engine(path, RunOptions(strategy="stream", device="cpu"))
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "gpu"])
+@pytest.mark.parametrize("device", ["cpu", "cpu:0,1"])
+def test_one_cpu_or_two_in_a_gpus_place_give_the_cpus_bits(path: Path, strategy: Any, device: str) -> None:
+    """Also with everything on the `GPU`, which then hands nothing over."""
+    plain = Engine(path, RunOptions(strategy="cpu", threads=2))
+    split = Engine(path, RunOptions(strategy=strategy, device=device, threads=2))
+    assert len(split.plan.devices) == (3 if device == "cpu:0,1" else 2)  # and the host
+    for mine, theirs in zip(logits_of(split), logits_of(plain), strict=True):
+        assert torch.equal(mine, theirs)
+    assert (split.handed_over is None) is (strategy == "gpu")
+    split.close()
+    plain.close()

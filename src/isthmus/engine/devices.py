@@ -1,4 +1,4 @@
-"""From a plan to one that this process can execute: strategies the engine has, and a torch that has CUDA.
+"""From a plan to one that this process can execute, and to the torch devices of its parts.
 
 What was asked for and cannot be had is an error; what was only chosen, since a GPU is there, falls back to
 the CPU with a warning.
@@ -6,15 +6,19 @@ the CPU with a warning.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from isthmus.config import RunOptions
-from isthmus.errors import DeviceError
-from isthmus.modules.split import DeviceExperts, ExpertSplit
+from isthmus.errors import DeviceError, NotEnoughMemoryError, UsageError
+from isthmus.native import handoff
+from isthmus.placement.fill import CONTEXT_BYTES
+from isthmus.placement.layout import GIB
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import Plan
 from isthmus.placement.plan import plan as make_plan
@@ -24,60 +28,160 @@ from isthmus.weights.source import WeightSource
 log = logging.getLogger(__name__)
 
 # Strategies that the engine executes; the others are planned, and refused here.
-EXECUTABLE = ("cpu", "hybrid")
+EXECUTABLE = ("cpu", "hybrid", "gpu")
+
+# A plan's device -> what it is here. For tests: `{"cuda:0": torch.device("cpu")}` puts modules of torch
+# references in the place of a GPU's. Empty: a device is what its name says.
+StandIns = Mapping[str, torch.device]
 
 
 def executable_plan(
-    machine: Machine, source: WeightSource, options: RunOptions, *, mapped: bool = False
+    machine: Machine,
+    source: WeightSource,
+    options: RunOptions,
+    *,
+    mapped: bool = False,
+    stand_ins: StandIns | None = None,
 ) -> Plan:
-    """The plan to run with. Raises what `plan` does, and DeviceError for a plan that cannot be executed."""
+    """The plan to run with.
+
+    Raises what `plan` does, DeviceError for a plan that cannot be executed, and UsageError for an option that
+    the CPU cannot keep where it is taken in a GPU's place.
+    """
     profile = Profile.read(Path(options.profile)) if options.profile is not None else None
     made = make_plan(machine, source, options, mapped=mapped, profile=profile)
-    reason = why_not(made)
+    reason = why_not(made, options, stand_ins or {})
     if reason and (options.strategy != "auto" or options.asks_for_gpu):
         raise DeviceError(reason)
     if reason:
         log.warning("running on the CPU: %s", reason)
-        on_cpu = replace(options, strategy="cpu", device=None)
-        made = make_plan(machine, source, on_cpu, mapped=mapped)
+        made = make_plan(machine, source, on_cpu(options), mapped=mapped)
+    if options.residual_dtype == "bf16" and not gpus_of(made):
+        raise UsageError(
+            "residual_dtype bf16 is for a GPU, and this runs on the CPU, which keeps rows in f32"
+        )
     for note in made.notes:
         log.warning("%s", note)
     return made
 
 
-def why_not(plan: Plan) -> str:
+def on_cpu(options: RunOptions) -> RunOptions:
+    """The same run without GPUs, where nobody asked for them. UsageError for options that need one."""
+    return replace(options, strategy="cpu", device=None)
+
+
+def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
     """Why this plan cannot be executed here; empty if it can."""
     if plan.strategy not in EXECUTABLE:
         return (
             f"strategy {plan.strategy} is planned but not executed yet; this version runs "
             f"{', '.join(EXECUTABLE)}: use --strategy cpu"
         )
-    needed = [device.name for device in plan.devices if device.name.startswith("cuda")]
-    if not needed:
-        return ""  # hybrid on the CPU: its threads in the place of a GPU
+    gpus = gpus_of(plan)
+    if not gpus:
+        return ""
+    names = ", ".join(gpus)
+    if options.kv_dtype != "bf16":
+        return f"{names} is to be used, whose cache is bf16; leave --kv-dtype {options.kv_dtype} out"
+    if options.exact_batching:
+        return (
+            f"{names} is to be used, whose products have one form for few rows and one for many; "
+            "--exact-batching is for --strategy cpu"
+        )
+    real = [name for name in gpus if name not in stand_ins]
+    if not real:
+        return ""
+    return _why_no_cuda(names) or _why_no_device(real) or _why_no_handoff(plan, real)
+
+
+def gpus_of(plan: Plan) -> list[str]:
+    """Names of the plan's GPUs, as torch has them."""
+    return [device.name for device in plan.devices if device.name.startswith("cuda")]
+
+
+def torch_device(name: str, stand_ins: StandIns) -> torch.device:
+    return stand_ins.get(name) or torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name; `cpu` where the CPU stands in for one."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def limit_memory(plan: Plan, options: RunOptions, stand_ins: StandIns) -> None:
+    """Holds torch's allocator to --gpu-memory, on every GPU of the plan."""
+    if options.gpu_memory is None:
+        return
+    for name in gpus_of(plan):
+        if name not in stand_ins:
+            total = torch.cuda.get_device_properties(name).total_memory
+            allowed = max(0, options.gpu_memory - CONTEXT_BYTES)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), name)
+
+
+def out_of_memory(plan: Plan, error: torch.OutOfMemoryError) -> NotEnoughMemoryError:
+    """What is said when a device was full before all that the plan puts there stood there."""
+    gpus = [device for device in plan.devices if device.name in gpus_of(plan)]
+    needs = ", ".join(
+        f"{gpu.name} {gpu.need_bytes / GIB:.1f} of {gpu.free_bytes / GIB:.1f} GiB" for gpu in gpus
+    )
+    return NotEnoughMemoryError(
+        f"a GPU's memory was full while the model was loaded ({first_line(error)}); the plan takes {needs}: "
+        "end what else uses the GPU, or leave room with --gpu-memory, a shorter --ctx or --strategy hybrid",
+        need_bytes=max(gpu.need_bytes for gpu in gpus),
+        have_bytes=min(gpu.free_bytes for gpu in gpus),
+    )
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _why_no_cuda(names: str) -> str:
     if torch.version.cuda is None:
         return (
-            f"{', '.join(needed)} is to be used, but torch {torch.__version__} is built without CUDA; "
+            f"{names} is to be used, but torch {torch.__version__} is built without CUDA; "
             "install a CUDA build of torch (see https://pytorch.org), or use --strategy cpu"
         )
     if not torch.cuda.is_available():
         return (
-            f"{', '.join(needed)} is to be used, but torch {torch.__version__} finds no usable GPU: its CUDA "
-            f"{torch.version.cuda} may need a newer driver; update it, or use --strategy cpu"
+            f"{names} is to be used, but torch {torch.__version__} finds no usable GPU: its CUDA "
+            f"{torch.version.cuda} may need a newer driver ({_what_cuda_says()}); update it, or use "
+            "--strategy cpu"
         )
-    return (
-        f"{', '.join(needed)} is to be used: this version plans for GPUs and does not execute on them yet; "
-        "use --strategy cpu, or --device cpu --strategy hybrid"
-    )
+    if importlib.util.find_spec("triton") is None:
+        return f"{names} is to be used, but triton is missing: pip install triton, or use --strategy cpu"
+    return ""
 
 
-def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
-    """How the plan's routed experts are handed over; None where the CPU is the device of everything."""
-    if plan.strategy == "cpu" or not plan.experts:
-        return None
-    on_device = {
-        layer: DeviceExperts(table.resident, table.spare)
-        for layer, table in plan.experts.items()
-        if table.resident or table.spare
-    }
-    return ExpertSplit("threaded", options.chunk_tokens, exact=options.exact_batching, on_device=on_device)
+def _what_cuda_says() -> str:
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error)
+    return "it gives no reason"
+
+
+def _why_no_device(names: list[str]) -> str:
+    count = torch.cuda.device_count()
+    missing = [name for name in names if int(name.partition(":")[2]) >= count]
+    if not missing:
+        return ""
+    have = ", ".join(f"cuda:{index}" for index in range(count)) or "none"
+    return f"{', '.join(missing)} is to be used, but torch sees {have}; see CUDA_VISIBLE_DEVICES"
+
+
+def _why_no_handoff(plan: Plan, names: list[str]) -> str:
+    """Whether each device can give work to the CPU: found out before weights are read."""
+    if not hands_over(plan):
+        return ""
+    for name in names:
+        found = handoff.probe(int(name.partition(":")[2]))
+        if found.mechanism == "none":
+            return f"{name} cannot hand work to the CPU: {found.reason}; use --strategy cpu or gpu"
+    return ""
+
+
+def hands_over(plan: Plan) -> bool:
+    """Whether any routed expert is computed on the host while a device waits for it."""
+    return plan.strategy == "hybrid" and bool(plan.experts)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,18 +14,17 @@ from torch import Tensor
 
 from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
-from isthmus.engine.devices import executable_plan, split_of
+from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
+from isthmus.engine.devices import StandIns, device_name, executable_plan
+from isthmus.engine.loading import load
 from isthmus.engine.loop import Executor, StepLoop
 from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import ModelInfo
-from isthmus.engine.runner import Runner
 from isthmus.engine.scheduler import Scheduler, StepPlan
-from isthmus.engine.state import State
 from isthmus.errors import UsageError
-from isthmus.models.base import load_model
 from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
-from isthmus.modules.split import ExpertSplit, ExpertUse
+from isthmus.modules.split import ExpertUse
 from isthmus.native.handoff import Counters, Event
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
@@ -40,10 +40,15 @@ class Engine(StepLoop):
         options: RunOptions | None = None,
         progress: Progress | None = None,
         source: WeightSource | None = None,
+        *,
+        stand_ins: StandIns | None = None,
+        graphs: bool = True,
     ) -> None:
-        """`source`: the model if it is open already; the engine does not close it.
+        """`source`: the model if it is open already; the engine does not close it. stand_ins: devices in the
+        places of a plan's. graphs: whether decode steps on a GPU are captured.
 
-        Raises ModelFileError, UsageError, DeviceError or NotEnoughMemoryError, before weights are read.
+        Raises ModelFileError, UsageError, DeviceError or NotEnoughMemoryError, before weights are read: but
+        for a GPU that turns out to be full.
         """
         started = time.monotonic()
         options = (options or RunOptions()).with_environment()
@@ -59,20 +64,27 @@ class Engine(StepLoop):
             cache = open_cache(source, options, progress)
             # On several nodes the cache is copied into the memory of each (design 4.5).
             mapped = cache is not None and native.num_nodes() == 1
-            plan = executable_plan(machine, source, options, mapped=mapped)
-            split = split_of(plan, options)
-            model = load_model(source, options, counted(progress, file_bytes), cache, split)
+            plan_for = partial(executable_plan, machine, source, mapped=mapped, stand_ins=stand_ins)
+            loaded = load(
+                plan_for(options),
+                source,
+                options,
+                partial(counted, progress, file_bytes),
+                cache,
+                plan_for_cpu=plan_for,
+                stand_ins=stand_ins,
+                graphs=graphs,
+            )
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
-        self.plan = plan
-        self._routers = model.routers()
-        self._split: ExpertSplit | None = split
-        self._handoff = split.handoff if split else None
-        state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
+        self.plan = plan = loaded.plan
+        self._routers = loaded.model.routers()
+        self._split = loaded.split
+        self._handoffs, self._devices = loaded.handoffs, loaded.devices
         self.info = ModelInfo(
             name=model_path.name.removesuffix(".gguf"),
             architecture=architecture,
-            vocab_size=model.config.vocab_size,
+            vocab_size=loaded.model.config.vocab_size,
             context_tokens=plan.context_tokens,
             isa=native.current_isa(),
             threads=native.num_threads(),
@@ -82,19 +94,24 @@ class Engine(StepLoop):
             nodes=native.num_nodes(),
             nodes_reason=choice.reason,
             strategy=plan.strategy,
+            devices={name: device_name(device) for name, device in loaded.devices.items()},
+            device_bytes=self.device_bytes,
+            handoff=loaded.handoffs.mechanism,
         )
         scheduler = Scheduler(plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens)
-        runner: Executor = Runner(model, state, BLOCK_TOKENS, self._handoff)
-        if cache is not None:
-            runner = _OverMappedWeights(runner, cache)
+        self._runner = loaded.runner
+        runner: Executor = self._runner if cache is None else _OverMappedWeights(self._runner, cache)
         super().__init__(runner, scheduler, self.info.vocab_size)
 
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
-        del self._executor, self._routers
+        if isinstance(self._runner, DeviceRunner):
+            self._runner.close()
+        del self._executor, self._runner, self._routers
         self._split = None
-        if self._handoff:
-            self._handoff.close()
+        self._handoffs.close()
+        if self._devices:
+            give_back_cached_memory()
 
     def count_experts(self) -> dict[int, Counter[int]]:
         """By layer, how many rows choose each expert from now on; the counts go on with every step."""
@@ -109,12 +126,18 @@ class Engine(StepLoop):
 
     def take_handoff_events(self) -> list[Event]:
         """What the hand-off did since the last call; nothing where there is none."""
-        return self._handoff.take_events() if self._handoff else []
+        return self._handoffs.take_events()
 
     @property
     def handed_over(self) -> Counters | None:
         """What has crossed between devices so far; None where the CPU is the device of everything."""
-        return self._handoff.counters() if self._handoff else None
+        return self._handoffs.counters() if self._handoffs else None
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """What torch's allocator has taken of each GPU, at most so far."""
+        gpus = {name: device for name, device in self._devices.items() if device.type == "cuda"}
+        return {name: torch.cuda.max_memory_reserved(device) for name, device in gpus.items()}
 
     @property
     def expert_use(self) -> ExpertUse | None:

@@ -207,6 +207,9 @@ class ModelInfo:
     nodes: int = 1  # NUMA nodes that the weights are split over
     nodes_reason: str = ""  # what was measured to choose them, if anything
     strategy: str = "cpu"  # see placement/strategies
+    devices: dict[str, str] = field(default_factory=dict)  # device of modules -> its name; none: the CPU's
+    device_bytes: dict[str, int] = field(default_factory=dict)  # of each GPU, taken when it was loaded
+    handoff: str = ""  # by which experts are given to the CPU: see native/handoff
     parallel: int = 1  # requests computed together
     kv_tokens: int = 0  # that the whole cache holds, shared by them
 

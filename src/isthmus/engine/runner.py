@@ -58,11 +58,14 @@ class Runner:
         return captured(batch)
 
 
-def make_batch(plan: StepPlan, block_tokens: int) -> Batch:
-    """The rows of all slices, slice after slice; int32 CPU tensors as `Batch` states them."""
+def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch:
+    """The rows of all slices, slice after slice; int32 CPU tensors as `Batch` states them.
+
+    table_width: blocks in a line of the tables, 0: as many as the longest sequence has.
+    """
     rows = plan.num_rows
     tokens, positions, sequences, slots = np.empty((4, rows), np.int32)
-    width = max(len(part.sequence.blocks) for part in plan.slices)
+    width = table_width or max(len(part.sequence.blocks) for part in plan.slices)
     block_tables = np.zeros((len(plan.slices), width), np.int32)
     logit_rows: list[int] = []
     begin = 0

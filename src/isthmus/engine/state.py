@@ -2,7 +2,8 @@
 
 A model says per layer which kind it keeps; the scheduler and the plan only ask for bytes. Today both kinds
 are paged: memory in blocks of BLOCK_TOKENS tokens that belong to no sequence until a block table names
-them.
+them. On devices each layer's cache lies where the layer does, and ends with a spare block that belongs to
+nobody: where rows write that only fill a step up.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from isthmus.config import BLOCK_TOKENS
 
 KvDtype = Literal["bf16", "f32"]
 BYTES = {"bf16": 2, "f32": 4}
+HOST = torch.device("cpu")
 
 
 class Cache(Protocol):
@@ -31,7 +33,7 @@ class StateKind(Protocol):
     @property
     def values_per_token(self) -> int: ...
 
-    def allocate(self, num_blocks: int, kv_dtype: KvDtype) -> Cache: ...
+    def allocate(self, num_blocks: int, kv_dtype: KvDtype, device: torch.device = HOST) -> Cache: ...
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class PagedKeyValue:
     def values_per_token(self) -> int:
         return 2 * self.kv_heads * self.head_dim
 
-    def allocate(self, num_blocks: int, kv_dtype: KvDtype) -> KeyValueCache:
+    def allocate(self, num_blocks: int, kv_dtype: KvDtype, device: torch.device = HOST) -> KeyValueCache:
         shape = (num_blocks, self.kv_heads, BLOCK_TOKENS, self.head_dim)
-        return KeyValueCache(_zeros(shape, kv_dtype), _zeros(shape, kv_dtype))
+        return KeyValueCache(_zeros(shape, kv_dtype, device), _zeros(shape, kv_dtype, device))
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,33 @@ class PagedLatent:
     def values_per_token(self) -> int:
         return self.width
 
-    def allocate(self, num_blocks: int, kv_dtype: KvDtype) -> LatentCache:
-        return LatentCache(_zeros((num_blocks, BLOCK_TOKENS, self.width), kv_dtype))
+    def allocate(self, num_blocks: int, kv_dtype: KvDtype, device: torch.device = HOST) -> LatentCache:
+        return LatentCache(_zeros((num_blocks, BLOCK_TOKENS, self.width), kv_dtype, device))
 
 
 class State:
-    """The memory of all layers: `state.layers[i]` is layer i's cache."""
+    """The memory of all layers: `state.layers[i]` is layer i's cache.
 
-    def __init__(self, spec: Sequence[StateKind], num_blocks: int, kv_dtype: KvDtype) -> None:
+    num_blocks: that sequences may be given. spare_block: the number of the one past them, None where there
+    is none.
+    """
+
+    def __init__(
+        self,
+        spec: Sequence[StateKind],
+        num_blocks: int,
+        kv_dtype: KvDtype,
+        devices: Sequence[torch.device] | None = None,
+    ) -> None:
+        """devices: of each layer; None: all on the host, without a spare block."""
         self.num_blocks = num_blocks
         self.kv_dtype = kv_dtype
-        self.layers = [kind.allocate(num_blocks, kv_dtype) for kind in spec]
+        self.spare_block = None if devices is None else num_blocks
+        places = [HOST] * len(spec) if devices is None else devices
+        blocks = num_blocks + (0 if devices is None else 1)
+        self.layers = [
+            kind.allocate(blocks, kv_dtype, place) for kind, place in zip(spec, places, strict=True)
+        ]
 
 
 def bytes_per_block(spec: Sequence[StateKind], kv_dtype: KvDtype) -> int:
@@ -93,10 +111,13 @@ def bytes_per_block(spec: Sequence[StateKind], kv_dtype: KvDtype) -> int:
     return sum(kind.values_per_token for kind in spec) * BLOCK_TOKENS * BYTES[kv_dtype]
 
 
-def _zeros(shape: tuple[int, ...], kv_dtype: KvDtype) -> Tensor:
-    """Zeroed memory that costs nothing until it is written: numpy asks calloc, torch.zeros would touch
-    every page.
+def _zeros(shape: tuple[int, ...], kv_dtype: KvDtype, device: torch.device) -> Tensor:
+    """Zeroed memory; on the host it costs nothing until it is written: numpy asks calloc, torch.zeros would
+    touch every page.
     """
+    if device.type != "cpu":
+        dtype = torch.float32 if kv_dtype == "f32" else torch.bfloat16
+        return torch.zeros(shape, dtype=dtype, device=device)
     if kv_dtype == "f32":
         return torch.from_numpy(np.zeros(shape, np.float32))
     return torch.from_numpy(np.zeros(shape, np.int16)).view(torch.bfloat16)

@@ -1,0 +1,233 @@
+"""The runner of a model whose modules are on torch devices: GPUs, or a CPU that stands in for one.
+
+Prefill chunks and mixed steps call the model. Decodes of up to MAX_CAPTURED_ROWS rows are filled up to a
+power of two and are a pure function of static memory, captured once per device and bucket and then replayed:
+indices go in with one copy, logits come out with one, and between them no Python runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
+from isthmus.engine.batch import Batch, Step
+from isthmus.engine.devices import first_line
+from isthmus.engine.graphs import Lane, Replay
+from isthmus.engine.padding import bucket_of, padded
+from isthmus.engine.runner import make_batch
+from isthmus.engine.scheduler import StepPlan
+from isthmus.errors import EngineError
+from isthmus.modules.on_gpu.step import DeviceStep
+from isthmus.native.handoff import Handoff, abandoned_if_failing
+
+if TYPE_CHECKING:
+    from isthmus.engine.state import State
+    from isthmus.models.base import Decoder
+    from isthmus.models.stages import Stage
+    from isthmus.modules.on_gpu.target import Target
+
+
+class Place(NamedTuple):
+    """A stage of the model where it runs."""
+
+    stage: Stage
+    target: Target
+    lane: Lane
+
+
+class DeviceRunner:
+    """A model and its state over stages. Knows nothing of requests, sampling or text."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        state: State,
+        lanes: Mapping[Target, Lane],
+        block_tokens: int,
+        context_tokens: int,
+        handoffs: Sequence[Handoff] = (),
+    ) -> None:
+        """lanes: of all targets of the model's stages. state: with a spare block. context_tokens: of the
+        longest sequence; it fixes the width of block tables, by which attention is cut into parts: eager and
+        captured steps must have the same."""
+        self.model = model
+        self.state = state
+        self.places = [Place(stage, target, lanes[target]) for stage, target in _with_targets(model.stages)]
+        self.block_tokens = block_tokens
+        self.table_width = -(-context_tokens // block_tokens)
+        self._handoffs = list(handoffs)
+        self._captured: dict[int, CapturedDecode] = {}  # by bucket
+        self._logits = torch.empty(0, model.config.vocab_size)  # on the host
+
+    def execute(self, plan: StepPlan) -> Tensor:
+        """Logits f32 [R, vocab] on the host: one row for each slice that wants them, in the plan's order.
+
+        They are valid until the next step. Raises HandoffError for what failed on the CPU, and EngineError
+        where a device had no memory left; the next step works.
+        """
+        return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=True)
+
+    def eager(self, plan: StepPlan) -> Tensor:
+        """The same by calling the model, whatever the step is: what captured steps are compared with."""
+        return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
+
+    def warm_up(self, num_rows: int) -> None:
+        """On GPUs: a prefill of `num_rows` rows and a decode, of which nothing is kept.
+
+        Kernels are compiled, and a step that finds no memory is found, before a request waits for it. The
+        blocks that are written belong to nobody yet. Raises torch.OutOfMemoryError.
+        """
+        if all(place.target.device.type == "cpu" for place in self.places):
+            return
+        num_rows = min(num_rows, min(self.table_width, self.state.num_blocks) * self.block_tokens)
+        for rows in (num_rows, 1):
+            try:
+                self._step(_of_one_sequence(rows, self.table_width), may_capture=True)
+            except EngineError as error:
+                raise error.__cause__ or error from None
+
+    def close(self) -> None:
+        """Drops what was captured: before the hand-offs are closed whose words it names."""
+        for captured in self._captured.values():
+            captured.close()
+        self._captured.clear()
+
+    def _step(self, batch: Batch, *, may_capture: bool) -> Tensor:
+        with torch.inference_mode(), self._as_one_step(batch.num_rows):
+            step = batch.prepare(self.model.config.vocab_size, self.state.num_blocks)
+            if may_capture and step.is_decode and batch.num_rows <= MAX_CAPTURED_ROWS:
+                return self._on_host(self._decode(batch))
+            return self._on_host(self._eager(step))
+
+    def _eager(self, step: Step) -> Tensor:
+        x = torch.empty(0)
+        before: Lane | None = None
+        for stage, target, lane in self.places:
+            with lane.here():
+                if before is not None:
+                    lane.follow(before)
+                x = stage(x, DeviceStep(step, target), self.state)
+            before = lane
+        return x
+
+    def _decode(self, batch: Batch) -> Tensor:
+        bucket = bucket_of(batch.num_rows)
+        assert self.state.spare_block is not None
+        full = padded(batch, bucket, self.state.spare_block)
+        step = full.prepare(self.model.config.vocab_size, self.state.num_blocks + 1)  # the spare one too
+        captured = self._captured.get(bucket)
+        if captured is None:
+            captured = CapturedDecode(self, step)
+            self._captured[bucket] = captured  # only once it has succeeded
+        else:
+            captured(step)
+        return captured.logits[: batch.num_rows]
+
+    def _on_host(self, logits: Tensor) -> Tensor:
+        """One copy, after which the step is done on all devices."""
+        lane = self.places[-1].lane
+        if len(self._logits) < len(logits):
+            pinned = logits.device.type == "cuda"
+            self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=pinned)
+        to = self._logits[: len(logits)]
+        with lane.here():
+            to.copy_(logits, non_blocking=True)
+        lane.synchronize()
+        for handoff in self._handoffs:
+            handoff.check()
+        return to
+
+    @contextmanager
+    def _as_one_step(self, num_rows: int) -> Iterator[None]:
+        """What a failing step leaves behind is cleared away, so that the next one works."""
+        with ExitStack() as stack:
+            for handoff in self._handoffs:
+                stack.enter_context(abandoned_if_failing(handoff))
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                give_back_cached_memory()
+                raise EngineError(
+                    f"a step of {num_rows} rows found no memory left on its device ({first_line(error)}); "
+                    "load the model with a smaller --chunk, a shorter --ctx, or a lower --gpu-memory"
+                ) from error
+
+
+class CapturedDecode:
+    """A decode of so many rows on all stages, captured from its first step, whose logits are in `logits`."""
+
+    def __init__(self, runner: DeviceRunner, step: Step) -> None:
+        self._places, self._state = runner.places, runner.state
+        rows, width = step.batch.num_rows, runner.table_width
+        self._steps = [DeviceStep.for_decodes(rows, width, place.target) for place in self._places]
+        self._inputs: list[Tensor] = []  # by stage: x as it comes from the one before
+        self._outputs: list[Tensor] = []
+        self._replays: list[Replay] = []
+        for index, place in enumerate(self._places):
+            with place.lane.here():
+                before = self._outputs[-1] if index else torch.empty(0)
+                self._inputs.append(torch.empty_like(before, device=place.target.device))
+                self._outputs.append(torch.empty(0))
+                self._receive(index, step)
+                self._replays.append(place.lane.capture(self._run(index)))
+
+    @property
+    def logits(self) -> Tensor:
+        """[rows, vocab] on the last stage's device."""
+        return self._outputs[-1]
+
+    def __call__(self, step: Step) -> None:
+        """Queues a decode of as many rows; the one before must be done."""
+        for index, place in enumerate(self._places):
+            with place.lane.here():
+                self._receive(index, step)
+                self._replays[index]()
+
+    def close(self) -> None:
+        self._replays.clear()
+
+    def _run(self, index: int) -> Callable[[], None]:
+        def run() -> None:
+            step, x = self._steps[index], self._inputs[index]
+            self._outputs[index] = self._places[index].stage(x, step, self._state)
+
+        return run
+
+    def _receive(self, index: int, step: Step) -> None:
+        """The step's indices, and x of the stage before, into this stage's own memory."""
+        self._steps[index].fill(step)
+        if index > 0:
+            self._places[index].lane.follow(self._places[index - 1].lane)
+            self._inputs[index].copy_(self._outputs[index - 1], non_blocking=True)
+
+
+def _of_one_sequence(num_rows: int, table_width: int) -> Batch:
+    """The first rows of a sequence in the first blocks, all of token 0; the last one wants its logits."""
+    every = torch.arange(num_rows, dtype=torch.int32)
+    tables = torch.arange(table_width, dtype=torch.int32)[None]
+    tables = tables.masked_fill(tables * BLOCK_TOKENS >= num_rows, 0)
+    return Batch(
+        tokens=torch.zeros_like(every),
+        positions=every,
+        sequences=torch.zeros_like(every),
+        slots=every,
+        block_tables=tables,
+        logit_rows=every[-1:].clone(),
+    )
+
+
+def _with_targets(stages: Iterable[Stage]) -> Iterator[tuple[Stage, Target]]:
+    for stage in stages:
+        assert stage.target is not None, "a part of the model is on no device"
+        yield stage, stage.target
+
+
+def give_back_cached_memory() -> None:
+    """Memory that torch's allocator keeps for later, back to the GPUs."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

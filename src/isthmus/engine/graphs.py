@@ -1,0 +1,97 @@
+"""Running work on a device: its stream, and work captured once and replayed without the interpreter.
+
+A captured function is called twice before it is a graph: once to run, which compiles kernels and registers
+what may not be registered during capture, and once to be recorded. So it must be a pure function of memory
+that stays where it is, and what it returns is memory too, which replays write again. On a stand-in, where
+there is nothing to capture, replaying calls the function again: the same function over the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+Replay = Callable[[], None]
+
+
+class Lane(Protocol):
+    """One device's queue of work."""
+
+    device: torch.device
+
+    def here(self) -> Any:
+        """A context: what is called inside is queued on this lane."""
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        """Runs `run`, and returns what does the same again. To be called inside `here`."""
+
+    def follow(self, other: Lane) -> None:
+        """What is queued here from now on waits for what is queued on `other` up to now."""
+
+    def synchronize(self) -> None:
+        """Returns when the lane is empty."""
+
+
+class DirectLane:
+    """The CPU in a GPU's place: a call is done when it returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        yield
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        run()
+        return run
+
+    def follow(self, other: Lane) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CudaLane:
+    """A CUDA stream of its own, and the memory pool that its graphs share.
+
+    They may share it since one is replayed at a time, and what a step leaves is read before the next begins.
+    """
+
+    def __init__(self, device: torch.device, *, graphs: bool = True) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs = graphs
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            yield
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        run()
+        if not self._graphs:
+            return run
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what another thread asks of CUDA (as when a hand-off is closed) is its own affair.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+            run()
+        graph.replay()  # what was recorded has not run: what it left, it left nowhere
+        return graph.replay
+
+    def follow(self, other: Lane) -> None:
+        if isinstance(other, CudaLane):
+            self.stream.wait_stream(other.stream)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+
+def lane_of(device: torch.device, *, graphs: bool = True) -> Lane:
+    return CudaLane(device, graphs=graphs) if device.type == "cuda" else DirectLane(device)

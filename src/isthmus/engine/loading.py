@@ -1,0 +1,151 @@
+"""A plan carried out: the model's weights where the plan has them, the cache beside them, and who runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from isthmus.config import BLOCK_TOKENS, RunOptions
+from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
+from isthmus.engine.devices import (
+    StandIns,
+    gpus_of,
+    hands_over,
+    limit_memory,
+    on_cpu,
+    out_of_memory,
+    torch_device,
+)
+from isthmus.engine.graphs import lane_of
+from isthmus.engine.handoffs import Handoffs
+from isthmus.engine.runner import Runner
+from isthmus.engine.state import State
+from isthmus.models.base import Model, load_model
+from isthmus.modules.cache import PackedStore
+from isthmus.modules.on_gpu.target import Target, Targets
+from isthmus.modules.split import DeviceExperts, ExpertSplit
+from isthmus.native.handoff import Handoff
+from isthmus.placement.plan import Plan
+from isthmus.weights.source import WeightSource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    plan: Plan
+    model: Model
+    runner: Runner | DeviceRunner
+    handoffs: Handoffs
+    split: ExpertSplit | None = None  # of the CPU with itself
+    devices: Mapping[str, torch.device] = field(
+        default_factory=dict
+    )  # of the plan's; none: the CPU, natively
+
+
+def load(
+    plan: Plan,
+    source: WeightSource,
+    options: RunOptions,
+    progress: Callable[[], Callable[[int], None] | None],
+    store: PackedStore | None,
+    *,
+    plan_for_cpu: Callable[[RunOptions], Plan],
+    stand_ins: StandIns | None = None,
+    graphs: bool = True,
+) -> Loaded:
+    """progress: begins to count bytes anew. plan_for_cpu: what to run if a GPU that nobody asked for is full.
+
+    Raises NotEnoughMemoryError if one was asked for.
+    """
+    if not gpus_of(plan):
+        return _on_cpu(plan, source, options, progress(), store)
+    try:
+        return _on_devices(plan, source, options, progress(), store, stand_ins or {}, graphs)
+    except torch.OutOfMemoryError as error:
+        refusal = out_of_memory(plan, error)
+        if options.strategy != "auto" or options.asks_for_gpu:
+            raise refusal from error
+    give_back_cached_memory()  # outside of the handler, whose traceback holds what was loaded
+    log.warning("running on the CPU: %s", refusal)
+    options = on_cpu(options)
+    return _on_cpu(plan_for_cpu(options), source, options, progress(), store)
+
+
+def _on_cpu(
+    plan: Plan,
+    source: WeightSource,
+    options: RunOptions,
+    progress: Callable[[int], None] | None,
+    store: PackedStore | None,
+) -> Loaded:
+    """Native modules, whatever devices the plan calls the CPU."""
+    split = split_of(plan, options)
+    model = load_model(source, options, progress, store, split)
+    handoff = split.handoff if split else None
+    state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
+    runner = Runner(model, state, BLOCK_TOKENS, handoff)
+    return Loaded(plan, model, runner, Handoffs([handoff] if handoff else []), split=split)
+
+
+def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
+    """How the CPU hands the plan's routed experts to itself; None where it is the device of everything."""
+    if not hands_over(plan):
+        return None
+    on_device = {
+        layer: DeviceExperts(table.resident, table.spare)
+        for layer, table in plan.experts.items()
+        if table.resident or table.spare
+    }
+    return ExpertSplit("threaded", options.chunk_tokens, exact=options.exact_batching, on_device=on_device)
+
+
+def _on_devices(
+    plan: Plan,
+    source: WeightSource,
+    options: RunOptions,
+    progress: Callable[[int], None] | None,
+    store: PackedStore | None,
+    stand_ins: StandIns,
+    graphs: bool,
+) -> Loaded:
+    """Modules of torch devices; each device has a hand-off of its own, all share the CPU's one pool."""
+    limit_memory(plan, options, stand_ins)
+    targets = targets_of(plan, options, stand_ins)
+    model: Any = load_model(source, options, progress, store, targets=_as_the_plan(plan, targets))
+    splits = [target.split for target in targets.values() if target.split]
+    handoffs: list[Handoff] = [split.handoff for split in splits if split.handoff]
+    places = [target.device for target in model.targets]
+    state = State(model.state_spec(), plan.num_blocks, options.kv_dtype, places)
+    lanes = {target: lane_of(target.device, graphs=graphs) for target in targets.values()}
+    runner = DeviceRunner(model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs)
+    runner.warm_up(options.chunk_tokens)
+    devices = {name: target.device for name, target in targets.items()}
+    return Loaded(plan, model, runner, Handoffs(handoffs), devices=devices)
+
+
+def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str, Target]:
+    """By the plan's name, each of its GPUs or what stands in for it."""
+    residual = options.residual_dtype or "bf16"
+    targets = {}
+    for name in gpus_of(plan):
+        device = torch_device(name, stand_ins)
+        split = None
+        if hands_over(plan):
+            settings: dict[str, Any] = {"dtype": residual}
+            if device.type == "cuda":
+                settings["device"] = device.index
+            kind = "stream" if device.type == "cuda" else "threaded"
+            split = ExpertSplit(kind, options.chunk_tokens, settings)
+        dtype = torch.bfloat16 if residual == "bf16" else torch.float32
+        targets[name] = Target.of(device, residual=dtype, split=split)
+    return targets
+
+
+def _as_the_plan(plan: Plan, targets: dict[str, Target]) -> Targets:
+    slots = {layer: table.slots() for layer, table in plan.experts.items() if table.resident}
+    return Targets(lambda name: targets.get(plan.device_of(name)), slots)

@@ -1,0 +1,38 @@
+"""A decode filled up to a number of rows for which there is a captured step.
+
+A CUDA graph runs for as many rows as it was captured with, so a decode of 3 sequences becomes one of 4. The
+fourth row repeats one of the three - token, position, block table - but writes its key and value to the
+spare block: it chooses the experts that are read for that row anyway, so it costs the CPU no byte of weights.
+Nobody looks at its logits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
+from isthmus.engine.batch import Batch
+
+
+def bucket_of(num_rows: int) -> int:
+    """The power of two that so many rows are filled up to."""
+    assert 1 <= num_rows <= MAX_CAPTURED_ROWS <= BLOCK_TOKENS  # a slot of the spare block for each
+    return 1 << (num_rows - 1).bit_length()
+
+
+def padded(batch: Batch, rows: int, spare_block: int) -> Batch:
+    """`batch`, a decode of at most `rows` sequences; its rows in turn fill the places left over."""
+    count = batch.num_rows
+    if count == rows:
+        return batch
+    source = torch.arange(rows) % count
+    every = torch.arange(rows, dtype=torch.int32)
+    spare = spare_block * BLOCK_TOKENS + every[count:]
+    return Batch(
+        tokens=batch.tokens[source],
+        positions=batch.positions[source],
+        sequences=every,
+        slots=torch.cat([batch.slots, spare]),
+        block_tables=batch.block_tables[source],
+        logit_rows=every,
+    )
