@@ -20,6 +20,7 @@ from isthmus.engine.process import EngineProcess
 from isthmus.errors import TemplateError, UsageError
 from isthmus.server.app import create_app
 from isthmus.server.options import ServerOptions
+from isthmus.server.run import uvicorn_config
 from isthmus.server.service import Service
 from isthmus.tokenizer import Segment
 
@@ -114,9 +115,8 @@ class Server:
         self.service: Service = app.state.service
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, http="h11", ws="none", lifespan="on", log_config=None, access_log=False)
-        self._uvicorn = uvicorn.Server(config)
+        self.url = f"{self.options.scheme}://127.0.0.1:{self.port}"
+        self._uvicorn = uvicorn.Server(uvicorn_config(app, self.options))
         self._thread = threading.Thread(target=self._run, name="server")
 
     def _run(self) -> None:

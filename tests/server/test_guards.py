@@ -1,12 +1,19 @@
 """Who may ask: the Host header on a loopback address, the API key, and addresses that others can reach."""
 
+import shutil
+import socket
+import ssl
+import subprocess
+
 import httpx
 import openai
 import pytest
-from harness import say, serving
+from harness import PATIENCE_S, say, serving
 
 from isthmus.errors import UsageError
+from isthmus.server.http11 import Http11
 from isthmus.server.options import ServerOptions
+from isthmus.server.run import uvicorn_config
 
 KEY = "sk-right"
 
@@ -116,3 +123,90 @@ def test_address_of_this_machine_needs_none(host: str) -> None:
 def test_options_that_cannot_be_meant(options: dict) -> None:
     with pytest.raises(UsageError):
         ServerOptions(**options)
+
+
+PAGE = "http://localhost:3000"
+
+
+@pytest.fixture(scope="module")
+def browsed(tmp_path_factory: pytest.TempPathFactory):
+    """A server with a key that pages of one origin may call."""
+    with serving(tmp_path_factory.mktemp("browsed"), api_key=KEY, cors_origins=(PAGE,)) as server:
+        yield server
+
+
+def preflight(server, origin: str) -> httpx.Response:
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    return httpx.options(f"{server.url}/v1/chat/completions", headers=headers)
+
+
+def test_page_on_the_list_may_call(browsed) -> None:
+    """The preflight needs no key; the request itself does."""
+    allowed = preflight(browsed, PAGE)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == PAGE
+    answer = httpx.get(f"{browsed.url}/v1/models", headers={"Origin": PAGE, "X-Api-Key": KEY})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+    assert httpx.get(f"{browsed.url}/v1/models", headers={"Origin": PAGE}).status_code == 401
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:3001", "null"])
+def test_page_that_is_not_on_the_list_may_not(browsed, origin: str) -> None:
+    assert preflight(browsed, origin).status_code == 400
+    answer = httpx.get(f"{browsed.url}/v1/models", headers={"Origin": origin, "X-Api-Key": KEY})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "http://*", "localhost:3000", "http://a/b", "null", "", "http://a@b"]
+)
+def test_origins_that_cannot_be_meant(origin: str) -> None:
+    with pytest.raises(UsageError, match="CORS origin"):
+        ServerOptions(cors_origins=(origin,))
+
+
+def test_tls_needs_both_files_and_readable_ones(tmp_path, server) -> None:
+    with pytest.raises(UsageError, match="both"):
+        ServerOptions(tls_cert="cert.pem")
+    (tmp_path / "x.pem").write_text("no certificate")
+    for name in ("x.pem", "missing.pem"):
+        options = ServerOptions(tls_cert=str(tmp_path / name), tls_key=str(tmp_path / name))
+        with pytest.raises(UsageError, match="--tls-cert"):
+            uvicorn_config(server.service, options)
+
+
+def test_https(tmp_path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert]
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    subprocess.run([*command, *subject], check=True, capture_output=True)
+    with serving(tmp_path, tls_cert=cert, tls_key=key) as server:
+        trusted = ssl.create_default_context(cafile=cert)
+        assert server.url.startswith("https://")
+        assert httpx.get(f"{server.url}/health", verify=trusted).json() == {"status": "ok"}
+
+
+def test_max_model_len_bounds_prompt_and_answer(tmp_path) -> None:
+    with serving(tmp_path, max_model_len=20) as server:
+        url = f"{server.url}/v1/completions"
+        assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"] == 20
+        answer = httpx.post(url, json={"prompt": [120] * 18, "max_tokens": 9}).json()
+        assert answer["usage"]["completion_tokens"] == 2
+        assert answer["choices"][0]["finish_reason"] == "length"
+        error = httpx.post(url, json={"prompt": [120] * 20}).json()["error"]
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (20, 20)
+
+
+def test_headers_that_never_end_are_given_up(tmp_path, monkeypatch) -> None:
+    """However often a byte comes: the time runs from the first."""
+    monkeypatch.setattr(Http11, "headers_s", 0.2)
+    with serving(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]

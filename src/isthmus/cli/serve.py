@@ -33,6 +33,14 @@ def serve(
         list[str] | None, typer.Option(help="Name of the model for clients; repeatable.")
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; more get 503.")] = 32,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer of one request. Default: the context.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web page that may call, as http://localhost:3000; repeatable.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate (chain) for https, a PEM file.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its private key, a PEM file.")] = None,
     drain: Annotated[float, typer.Option(help="Seconds that answers may take to end after SIGTERM.")] = 30.0,
     *,
     run_options: dict[str, Any],
@@ -53,21 +61,29 @@ def serve(
     options.configure_logging(debug)
     logging.getLogger("isthmus.server").setLevel(logging.INFO)  # a line for each request
     server_options = ServerOptions(
-        host=host, port=port, api_key=api_key, insecure=insecure, max_queue=max_queue, drain_s=drain
-    )
+        host=host, port=port, api_key=api_key, insecure=insecure, max_queue=max_queue, drain_s=drain,
+        max_model_len=max_model_len, cors_origins=tuple(cors_origin or ()), tls_cert=tls_cert,
+        tls_key=tls_key,
+    )  # fmt: skip
     checked = RunOptions.from_kwargs(**run_options)
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:
         progress = while_loading.enter_context(bar(model))
         path = resolve_model(model, progress=progress)
         names = tuple(dict.fromkeys([*(alias or ()), _default_name(model, path)]))
         tokenizer, template = _text_side(path)
-        engine = EngineProcess(path, checked, on_progress=progress)
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
+            progress(done_bytes, total_bytes)
+            app.state.service.loaded_bytes = (done_bytes, total_bytes)
+
+        engine = EngineProcess(path, checked, on_progress=on_progress)
         app = create_app(engine, tokenizer, template, names, server_options)
 
         def loaded(info: ModelInfo | None) -> None:
             while_loading.close()
             if info is not None:
-                say(ready_text(info, names[0], base_url(listener), with_key=api_key is not None))
+                url = base_url(listener, server_options.scheme)
+                say(ready_text(info, names[0], url, with_key=api_key is not None))
 
         asyncio.run(Runner(app, engine, listener, server_options).run(loaded))
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from isthmus import __version__
 from isthmus.engine.process import EngineProcess
@@ -55,6 +56,13 @@ def create_app(
     # Each is put around what stands before it, so that the Host check comes first.
     if options.api_key is not None:
         app.add_middleware(KeyCheck, key=options.api_key)
+    if options.cors_origins:  # before the key: a browser's preflight carries none
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
     if options.is_loopback:
         app.add_middleware(HostCheck, host=options.host)
     return app

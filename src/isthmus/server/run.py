@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import ModelInfo
 from isthmus.errors import IsthmusError, UsageError
+from isthmus.server.http11 import Http11
 from isthmus.server.options import ServerOptions
 
 # Idle connections live this long: above the 60 s of common proxies, which would else meet a closed one.
@@ -53,10 +54,24 @@ def listen(options: ServerOptions) -> socket.socket:
     return listener
 
 
-def base_url(listener: socket.socket) -> str:
-    """What clients take as base URL."""
+def base_url(listener: socket.socket, scheme: str = "http") -> str:
+    """What OpenAI's clients take as base URL."""
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+    """UsageError if the certificate or its key cannot be read."""
+    config = uvicorn.Config(
+        app, http=Http11, ws="none", lifespan="on", log_config=None, log_level="warning", access_log=False,
+        server_header=False, timeout_keep_alive=_KEEP_ALIVE_S, ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}: {error}") from error
+    return config
 
 
 class _Uvicorn(uvicorn.Server):
@@ -76,11 +91,7 @@ class Runner:
         self._engine = engine
         self._listener = listener
         self._options = options
-        config = uvicorn.Config(
-            app, http="h11", ws="none", lifespan="on", log_config=None, log_level="warning", access_log=False,
-            server_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
-        )  # fmt: skip
-        self._uvicorn = _Uvicorn(config)
+        self._uvicorn = _Uvicorn(uvicorn_config(app, options))
         self._num_signals = 0
         self._end: asyncio.Task[None] | None = None
 
