@@ -39,15 +39,21 @@ DEFAULT_CONTEXT_TOKENS = 8192
 # unit), few enough that a cancelled request leaves soon: it does so between steps.
 DEFAULT_CHUNK_TOKENS = 512
 
+# Requests computed together by `serve` and `LLM`. Dense weights and the interpreter are paid for once a step
+# however many there are, experts by each; the cache is asked to hold so many contexts.
+DEFAULT_PARALLEL = 8
+
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 KV_DTYPES = ("bf16", "f32")
 RESIDUAL_DTYPES = ("bf16", "f32")
+SPECULATE = ("off", "ngram")
 STRATEGIES = ("auto", "cpu", "stream", "hybrid", "gpu")  # the table is placement/strategies
 
 
 MAX_THREADS = 1024
 MAX_NODES = 64
 MAX_DEVICES = 16
+MAX_PARALLEL = 1024
 MAX_BYTES = 1 << 50
 MAX_CONTEXT_TOKENS = 1 << 24
 
@@ -63,6 +69,8 @@ class RunOptions:
     exact_batching: bool = False  # one driver for every row count: batched = alone, bit for bit
     kv_dtype: Literal["bf16", "f32"] = "bf16"
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # rows of one prefill step
+    parallel: int = 1  # requests computed together, for which the cache is sized as far as memory allows
+    speculate: Literal["off", "ngram"] = "off"  # ngram: guesses from what stands in the prompt and answer
     packed_cache: bool | None = None  # True: make one if there is none; False: none; None: use what is there
     strategy: Literal["auto", "cpu", "stream", "hybrid", "gpu"] = "auto"
     device: str | None = None  # see parse_devices; None: every GPU that can be used, else the CPU
@@ -83,6 +91,8 @@ class RunOptions:
         if self.fake_numa is not None:
             check_int("fake_numa", self.fake_numa, 1, MAX_NODES)
         check_int("chunk_tokens", self.chunk_tokens, 1, 1 << 16)
+        check_int("parallel", self.parallel, 1, MAX_PARALLEL)
+        check_choice("speculate", self.speculate, SPECULATE)
         if self.isa is not None:
             check_choice("isa", self.isa, ISA_NAMES)
         check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)

@@ -29,7 +29,7 @@ class Scripted:
 
     def execute(self, plan: StepPlan) -> Tensor:
         self.steps += 1
-        wanting = [part.sequence for part in plan.slices if part.wants_logits]
+        wanting = [part.sequence for part in plan.slices if part.reaches_end]
         logits = torch.zeros(len(wanting), self.vocab_size)
         for sequence, row in zip(wanting, logits, strict=True):
             script = [*self.scripts[chr(sequence.request.prompt[-1])], self.end]

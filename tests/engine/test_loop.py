@@ -26,7 +26,7 @@ class Counting:
 
     def execute(self, plan: StepPlan) -> Tensor:
         self.plans.append(plan)
-        wanting = [part for part in plan.slices if part.wants_logits]
+        wanting = [part for part in plan.slices if part.reaches_end]
         logits = torch.zeros(len(wanting), VOCAB)
         for part, row in zip(wanting, logits, strict=True):
             row[(part.sequence.tokens[-1] + 1) % VOCAB] = 1.0

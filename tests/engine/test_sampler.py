@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isthmus.engine.request import SamplingParams
-from isthmus.engine.sampler import Sampler, SamplingError, largest, nucleus, survivors
+from isthmus.engine.sampler import (
+    Sampler,
+    SamplingError,
+    argmax,
+    check_finite,
+    largest,
+    nucleus,
+    survivors,
+)
 
 
 def by_definition(
@@ -171,9 +179,31 @@ def test_the_logits_given_are_not_changed() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_are_an_error_not_random_text(bad: float, temperature: float) -> None:
-    logits = torch.zeros(1000)
-    logits[567] = bad
-    with pytest.raises(SamplingError, match="not finite"):
-        Sampler(SamplingParams(temperature=temperature), [], 1000).sample(logits)
+def test_logits_that_are_not_finite_are_an_error_not_random_text(bad: float) -> None:
+    logits = torch.zeros(3, 1000)
+    check_finite(logits)
+    logits[1, 567] = bad
+    check_finite(logits[0])
+    for spoilt in (logits, logits[1]):
+        with pytest.raises(SamplingError, match="not finite"):
+            check_finite(spoilt)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=1), SamplingParams(seed=1, top_k=4, top_p=0.9)])
+def test_a_forbidden_token_is_never_drawn(params: SamplingParams) -> None:
+    logits = torch.full((8,), -math.inf)
+    logits[3] = 0.0
+    chooser = Sampler(params, [], 8)
+    assert {chooser.sample(logits) for _ in range(200)} == {3}
+
+
+def test_a_point_that_rounds_to_the_end_stays_within_what_may_be_drawn() -> None:
+    """The last id has weight 0 here; the draw below is the largest there is."""
+    logits = torch.tensor([0.0, 0.1, -math.inf])
+    chooser = Sampler(SamplingParams(seed=1), [], 3)
+    chooser._random.random = lambda: 1.0  # type: ignore[method-assign]
+    assert chooser.sample(logits) == 1
+
+
+def test_the_largest_of_each_row_is_found_in_one_call() -> None:
+    assert argmax(torch.stack([SMALL, SMALL.flip(0)])) == [1, 1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from isthmus import errors
 from isthmus.config import RunOptions
 from isthmus.engine import worker
-from isthmus.engine.request import ModelInfo, Output, Request, TokenLogprob
+from isthmus.engine.request import EngineStats, ModelInfo, Output, Request, TokenLogprob
 
 CONTEXT_TOKENS = 2048
 VOCAB_SIZE = 512
@@ -88,6 +88,9 @@ class FakeEngine:
         if output.finish_reason is not None:
             self._jobs.pop(0)
         return [output]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=min(1, len(self._jobs)), num_waiting=max(0, len(self._jobs) - 1))
 
     def _next(self, job: Job) -> Output:
         token, reason, error = None, None, None

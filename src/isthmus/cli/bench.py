@@ -12,7 +12,7 @@ from isthmus.cli import options
 from isthmus.config import DEFAULT_CONTEXT_TOKENS, check_int
 
 
-@options.with_run_options(options.RUN_OPTIONS.keys() - {"context_tokens"})
+@options.with_run_options(options.RUN_OPTIONS.keys() - {"context_tokens", "parallel", "speculate"})
 def bench(
     model: options.Model,
     prompt_tokens: Annotated[int, typer.Option("-p", "--prompt-tokens", help="Tokens of prompt.")] = 512,

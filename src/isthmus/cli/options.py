@@ -35,6 +35,13 @@ RUN_OPTIONS: dict[str, Any] = {
         typer.Option("--exact-batching", help="One driver for every row count: same bits, slower prefill."),
     ],
     "chunk_tokens": Annotated[int, typer.Option("--chunk", help="Prompt tokens computed in one step.")],
+    "parallel": Annotated[
+        int, typer.Option(help="Requests computed together. They share the cache; the others wait.")
+    ],
+    "speculate": Annotated[
+        str,
+        typer.Option(help="Guess next tokens from the text so far (ngram) and verify them; or off."),
+    ],
     "packed_cache": Annotated[
         bool | None,
         typer.Option(
@@ -64,16 +71,17 @@ RUN_OPTIONS: dict[str, Any] = {
 
 
 def with_run_options(
-    names: Collection[str] = RUN_OPTIONS.keys(),
+    names: Collection[str] = RUN_OPTIONS.keys(), **own_defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command these of RUN_OPTIONS in the place of its parameter `run_options`.
 
-    There it gets them as a dict, which RunOptions.from_kwargs takes.
+    There it gets them as a dict, which RunOptions.from_kwargs takes. own_defaults: where they are not the
+    fields' own.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        defaults = {field.name: field.default for field in fields(RunOptions)}
+        defaults = {field.name: field.default for field in fields(RunOptions)} | own_defaults
         offered = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
             for name, kind in RUN_OPTIONS.items()

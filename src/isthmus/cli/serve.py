@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.cli import options
+from isthmus.config import DEFAULT_PARALLEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 
-@options.with_run_options()
+@options.with_run_options(parallel=DEFAULT_PARALLEL)
 def serve(
     model: options.Model,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

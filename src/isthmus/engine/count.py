@@ -18,7 +18,9 @@ def count_experts(engine: Engine, tokens: Sequence[int]) -> Profile:
     window = engine.info.context_tokens - 1
     for begin in range(0, len(tokens), window):
         prompt = list(tokens[begin : begin + window])
-        engine.add(Request(f"count {begin}", prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        # A salt of its own: a repeated window found in the prefix cache would choose no experts.
+        engine.add(Request(f"count {begin}", prompt, params, cache_salt=str(begin)))
         while engine.has_work:
             for output in engine.step():
                 if output.error:

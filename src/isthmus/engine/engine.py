@@ -97,14 +97,19 @@ class Engine(StepLoop):
             devices={name: device_name(device) for name, device in loaded.devices.items()},
             device_bytes=self.device_bytes,
             handoff=loaded.handoffs.mechanism,
+            parallel=options.parallel,
+            kv_tokens=plan.num_blocks * BLOCK_TOKENS,
         )
-        scheduler = Scheduler(plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens)
+        scheduler = Scheduler(
+            plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens, options.parallel
+        )
         self._runner = loaded.runner
         runner: Executor = self._runner if cache is None else _OverMappedWeights(self._runner, cache)
-        super().__init__(runner, scheduler, self.info.vocab_size)
+        super().__init__(runner, scheduler, self.info.vocab_size, speculate=options.speculate == "ngram")
 
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
+        self._compiler.close()
         if isinstance(self._runner, DeviceRunner):
             self._runner.close()
         del self._executor, self._runner, self._routers

@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from isthmus.config import RunOptions
+from isthmus.config import DEFAULT_PARALLEL, RunOptions
 from isthmus.engine.answer import Answer, Completion, Delta, Timings
 from isthmus.engine.engine import Engine
 from isthmus.engine.packed_cache import Progress
@@ -37,7 +37,7 @@ class LLM:
     """A model with its tokenizer and chat template. `options` are the fields of RunOptions."""
 
     def __init__(self, model: str | Path, *, progress: Progress | None = None, **options: Any) -> None:
-        run_options = RunOptions.from_kwargs(**options)
+        run_options = RunOptions.from_kwargs(**({"parallel": DEFAULT_PARALLEL} | options))
         path = resolve_model(str(model), progress=progress)
         # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
         with closing(open_weights(path)) as source:

@@ -1,20 +1,26 @@
 """The step loop: requests in, events out, one forward pass at a time.
 
 A fault belongs to the request it happens in: a failing step ends the requests whose rows it held, logits that
-are not finite end their own request, and the loop goes on. Knows tokens only; text lives in the caller.
+are not finite end their own request, and the loop goes on. What such a request computed is forgotten, never
+found by another. Knows tokens only; text lives in the caller.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
-from isthmus.engine.request import FinishReason, Output, Request
-from isthmus.engine.sampler import Sampler, SamplingError
-from isthmus.engine.scheduler import Scheduler, Sequence, StepPlan
-from isthmus.errors import ContextLengthError, UsageError
+from isthmus.engine.job import Job
+from isthmus.engine.logprobs import RowLogprobs
+from isthmus.engine.mask import Compiler, Grammars, wait_briefly
+from isthmus.engine.request import EngineStats, FinishReason, Output, Request, TokenLogprob
+from isthmus.engine.sampler import SamplingError, argmax, check_finite
+from isthmus.engine.scheduler import Scheduler, SequenceSlice, StepPlan
+from isthmus.errors import ContextLengthError, IsthmusError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +32,94 @@ class Executor(Protocol):
 class StepLoop:
     """Requests under way over one executor (the runner, or a fake in tests), for one thread."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, vocab_size: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        vocab_size: int,
+        grammars: Callable[[], Grammars] | None = None,
+        *,
+        speculate: bool = False,
+    ) -> None:
+        """grammars: makes what compiles them, when the first request has one; speculate: by prompt lookup."""
         self._executor = executor
         self._scheduler = scheduler
         self._vocab_size = vocab_size
-        self._sequences: dict[str, Sequence] = {}
-        self._samplers: dict[str, Sampler] = {}
+        self._compiler = Compiler(grammars)
+        self._speculate = speculate
+        self._jobs: dict[str, Job] = {}
         self._events: list[Output] = []  # from between steps, given out by the next
+        self._totals: dict[str, int] = dict.fromkeys(_TOTALS, 0)
+        self._step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to report."""
-        return self._scheduler.has_work or bool(self._events)
+        return bool(self._jobs or self._events)
 
     def add(self, request: Request) -> None:
         """Queues a request. UsageError: a token id the model has not, an id in use; ContextLengthError."""
-        if request.id in self._sequences:
+        self._check(request)
+        job = Job(request, self._vocab_size, speculate=self._speculate)
+        if request.params.grammar is None:
+            job.sequence = self._scheduler.add(request)
+        else:
+            job.compiling = self._compiler.start(request.params.grammar)
+        self._jobs[request.id] = job
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request; its "cancelled" event comes with the next step. An id not running: nothing."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._events.append(self._finish(job, "cancelled"))
+
+    def num_computed(self, request_id: str) -> int:
+        """Tokens of a request that stand in the cache: how far its prefill is. 0 for an id not running."""
+        job = self._jobs.get(request_id)
+        return job.sequence.num_computed if job is not None and job.sequence is not None else 0
+
+    def step(self) -> list[Output]:
+        """One forward pass (a prefill chunk, a decode, or a mix), and the events since the last call."""
+        self._take_compiled()
+        events, self._events = self._events, []
+        plan = self._scheduler.schedule()
+        if plan is None:
+            if not events:
+                wait_briefly([job.compiling for job in self._jobs.values() if job.compiling])
+            return events
+        self._count_admitted(plan)
+        started = time.perf_counter()
+        try:
+            logits = self._executor.execute(plan)
+        except Exception as error:
+            log.exception("a step of %d rows failed", plan.num_rows)
+            message = f"the step failed: {type(error).__name__}: {error}"
+            return events + [self._finish(self._job(part), "error", error=message) for part in plan.slices]
+        self._scheduler.commit(plan)
+        events += self._outcomes(plan, logits)
+        self._totals["steps"] += 1
+        self._step_seconds += time.perf_counter() - started
+        return events
+
+    def stats(self) -> EngineStats:
+        """Where the loop is now, and what it has done."""
+        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        running = set(scheduler.running)
+        return EngineStats(
+            num_waiting=len(self._jobs) - len(running),
+            num_running=len(running),
+            num_blocks=blocks.num_blocks,
+            num_used_blocks=blocks.num_blocks - blocks.num_free,
+            num_cached_blocks=blocks.num_kept,
+            block_tokens=scheduler.block_tokens,
+            preemptions=scheduler.num_preemptions,
+            step_seconds=self._step_seconds,
+            slots=tuple(job.slot(waiting=job.sequence not in running) for job in self._jobs.values()),
+            **self._totals,
+        )
+
+    def _check(self, request: Request) -> None:
+        if request.id in self._jobs:
             raise UsageError(f"request id {request.id!r} is in use; ids of running requests must differ")
         for what, ids in (("the prompt", request.prompt), ("logit_bias", request.params.logit_bias)):
             if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
@@ -55,69 +133,143 @@ class StepLoop:
                 num_prompt_tokens=length,
                 context_tokens=context_tokens,
             )
-        self._sequences[request.id] = self._scheduler.add(request)
-        self._samplers[request.id] = Sampler(request.params, request.prompt, self._vocab_size)
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request; its "cancelled" event comes with the next step. An id not running: nothing."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._events.append(self._finish(sequence, "cancelled"))
+    def _job(self, part: SequenceSlice) -> Job:
+        return self._jobs[part.sequence.request.id]
 
-    def num_computed(self, request_id: str) -> int:
-        """Tokens of a request that stand in the cache: how far its prefill is. 0 for an id not running."""
-        sequence = self._sequences.get(request_id)
-        return sequence.num_computed if sequence is not None else 0
+    def _take_compiled(self) -> None:
+        """Requests whose grammar is compiled go on; those whose grammar is bad end."""
+        for job in [job for job in self._jobs.values() if job.compiling and job.compiling.done()]:
+            assert job.compiling is not None
+            try:
+                job.mask = job.compiling.result()
+            except Exception as error:
+                if not isinstance(error, IsthmusError):
+                    log.exception("a grammar could not be compiled")
+                self._events.append(self._finish(job, "error", error=f"the grammar: {error}"))
+                continue
+            job.compiling = None
+            job.sequence = self._scheduler.add(job.request)
 
-    def step(self) -> list[Output]:
-        """One forward pass (a prefill chunk, a decode, or a mix), and the events since the last call."""
-        events, self._events = self._events, []
-        plan = self._scheduler.schedule()
-        if plan is None:
+    def _count_admitted(self, plan: StepPlan) -> None:
+        for part in plan.slices:
+            job = self._job(part)
+            if not job.is_counted:
+                job.is_counted = True
+                self._totals["prompt_tokens"] += part.sequence.num_prompt_tokens
+                self._totals["cached_tokens"] += part.sequence.num_cached or 0
+
+    def _outcomes(self, plan: StepPlan, logits: Tensor) -> list[Output]:
+        """The events of a step whose rows are computed. logits: f32 [R, vocab], R in the plan's order."""
+        events: list[Output] = []
+        if not len(logits):  # chunks inside prompts
             return events
-        try:
-            logits = self._executor.execute(plan)
-        except Exception as error:
-            log.exception("a step of %d rows failed", plan.num_rows)
-            message = f"the step failed: {type(error).__name__}: {error}"
-            return events + [self._finish(part.sequence, "error", error=message) for part in plan.slices]
-        self._scheduler.commit(plan)
-        ready = [part.sequence for part in plan.slices if part.wants_logits]
-        return events + [self._advance(sequence, row) for sequence, row in zip(ready, logits, strict=True)]
+        chosen: list[tuple[Job, SequenceSlice, int]] = []  # the last: of its first row that is chosen from
+        end = 0
+        all_finite = _is_finite(logits)
+        for part in plan.slices:
+            begin, end = end, end + part.num_logits
+            if begin == end:
+                continue
+            job = self._job(part)
+            if not all_finite:
+                try:
+                    check_finite(logits[begin:end])
+                except SamplingError as error:
+                    events.append(self._finish(job, "error", error=str(error)))
+                    continue
+            self._scheduler.verified(part.sequence)
+            job.take_prompt_rows(part, logits[begin:end])
+            if part.reaches_end:
+                chosen.append((job, part, end - 1 - len(part.draft)))
+        rows = [
+            (job, row) for job, part, first in chosen for row in range(first, first + 1 + len(part.draft))
+        ]
+        told = {row: job.row_logprobs(logits[row]) for job, row in rows}  # before a mask is laid on them
+        self._compiler.mask([(job.mask, logits[row]) for job, row in rows if job.mask])
+        # One call for all rows, of which some may need more than their largest logit.
+        largest = argmax(logits) if any(job.sampler.is_argmax for job, _ in rows) else []
+        for job, part, first in chosen:
+            tokens = self._choose(job, part, logits, largest, first)
+            events += self._advance(job, part.draft, tokens, [told[first + at] for at in range(len(tokens))])
+        return events
 
-    def _advance(self, sequence: Sequence, logits: Tensor) -> Output:
-        """Samples the next token of a sequence whose tokens are all computed."""
-        request = sequence.request
-        try:
-            token = self._samplers[request.id].sample(logits)
-        except SamplingError as error:
-            return self._finish(sequence, "error", error=str(error))
-        if token in request.stop_ids:
-            return self._finish(sequence, "stop")
-        if self._scheduler.append(sequence, token):
-            return self._finish(sequence, "length", token=token)
-        return self._output(sequence, token=token)
+    def _choose(
+        self, job: Job, part: SequenceSlice, logits: Tensor, largest: list[int], first: int
+    ) -> list[int | SamplingError]:
+        """The next tokens: one, and another for each token of the draft that was chosen too."""
+        tokens: list[int | SamplingError] = []
+        for row, guess in enumerate((*part.draft, None), first):
+            try:
+                token = job.choose(logits[row], largest[row] if job.sampler.is_argmax else None)
+            except SamplingError as error:
+                return [*tokens, error]
+            tokens.append(token)
+            if token != guess or token in job.request.stop_ids:
+                break
+        return tokens
+
+    def _advance(
+        self,
+        job: Job,
+        draft: tuple[int, ...],
+        tokens: list[int | SamplingError],
+        told: list[RowLogprobs | None],
+    ) -> list[Output]:
+        """Appends the tokens, all but the last of which were guessed, up to where the answer ends."""
+        sequence = job.sequence
+        events: list[Output] = []
+        assert sequence is not None
+        for at, (token, row) in enumerate(zip(tokens, told, strict=True)):
+            if at:
+                self._scheduler.accept(sequence)
+                self._scheduler.verified(sequence)
+                self._totals["accepted_tokens"] += 1
+            if isinstance(token, SamplingError):
+                return [*events, self._finish(job, "error", error=str(token))]
+            if token in job.request.stop_ids:
+                return [*events, self._finish(job, "stop")]
+            self._totals["output_tokens"] += 1
+            is_last = self._scheduler.append(sequence, token)
+            logprob = row.of(token) if row else None
+            if is_last:
+                return [*events, self._finish(job, "length", token=token, logprob=logprob)]
+            events.append(job.output(token=token, logprob=logprob))
+        self._totals["drafted_tokens"] += len(draft)
+        job.propose(len(draft), len(tokens) - 1)
+        return events
 
     def _finish(
-        self, sequence: Sequence, reason: FinishReason, *, token: int | None = None, error: str | None = None
-    ) -> Output:
-        self._scheduler.finish(sequence)
-        del self._sequences[sequence.request.id], self._samplers[sequence.request.id]
-        return self._output(sequence, token=token, finish_reason=reason, error=error)
-
-    @staticmethod
-    def _output(
-        sequence: Sequence,
+        self,
+        job: Job,
+        reason: FinishReason,
         *,
         token: int | None = None,
-        finish_reason: FinishReason | None = None,
         error: str | None = None,
+        logprob: TokenLogprob | None = None,
     ) -> Output:
-        return Output(
-            request_id=sequence.request.id,
-            token=token,
-            finish_reason=finish_reason,
-            error=error,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-        )
+        if job.sequence is not None:
+            self._scheduler.finish(job.sequence, failed=reason == "error")
+        elif job.compiling is not None:
+            job.compiling.cancel()
+        del self._jobs[job.request.id]
+        return job.output(token=token, finish_reason=reason, error=error, logprob=logprob)
+
+
+# Of EngineStats, what only grows and is counted here.
+_TOTALS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+    "steps",
+)
+
+
+def _is_finite(logits: Tensor) -> bool:
+    try:
+        check_finite(logits)
+    except SamplingError:
+        return False
+    return True

@@ -35,7 +35,7 @@ class Runner:
         self._captured: dict[int, CapturedStep] = {}  # by rows
 
     def execute(self, plan: StepPlan) -> Tensor:
-        """Logits f32 [R, vocab]: one row for each slice that wants them, in the plan's order.
+        """Logits f32 [R, vocab]: `num_logits` rows for each slice, in the plan's order.
 
         They are valid until the next step.
         """
@@ -70,16 +70,15 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
     logit_rows: list[int] = []
     begin = 0
     for line, part in enumerate(plan.slices):
-        end, stop = begin + part.count, part.start + part.count
+        end, stop = begin + part.num_rows, part.start + part.num_rows
         blocks = block_tables[line]
         blocks[: len(part.sequence.blocks)] = part.sequence.blocks
-        tokens[begin:end] = part.sequence.tokens[part.start : stop]
+        tokens[begin:end] = part.tokens
         position = positions[begin:end]
         position[:] = np.arange(part.start, stop)
         sequences[begin:end] = line
         slots[begin:end] = blocks[position // block_tokens] * block_tokens + position % block_tokens
-        if part.wants_logits:
-            logit_rows.append(end - 1)
+        logit_rows += range(end - part.num_logits, end)
         begin = end
     return Batch(
         tokens=torch.from_numpy(tokens),

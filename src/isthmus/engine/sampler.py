@@ -5,12 +5,13 @@ weights around its edge are ordered. The result is that of the definition over t
 
     penalties -> logit bias -> temperature -> top_k -> top_p of what top_k left -> min_p -> draw
 
-Equal logits count in the order of their ids. A row with NaN or infinities is an error: replacing them would
-give random text that looks like an answer.
+Equal logits count in the order of their ids. A row with NaN or infinities is an error (`check_finite`):
+replacing them would give random text that looks like an answer. A grammar's -inf come after that check.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 
@@ -40,9 +41,13 @@ class Sampler:
             self._seen[torch.tensor(list(prompt), dtype=torch.int64)] = True
             self._counts = torch.zeros(vocab_size)  # in the answer
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether it chooses the largest of the logits as they are: then many rows can be chosen at once."""
+        return self.params.greedy and not self.params.penalised and not len(self._bias_ids)
+
     def sample(self, logits: Tensor) -> int:
-        """logits: [vocab] f32, contiguous, not changed. Raises SamplingError unless all are finite."""
-        check_finite(logits)
+        """logits: [vocab] f32, contiguous, not changed; -inf for a token that may not be chosen."""
         logits = self._adjusted(logits)
         # numpy's argmax, the first of equals, takes 20 us of 152k logits where torch's takes 300.
         token = int(logits.numpy().argmax()) if self.params.greedy else self._draw(logits)
@@ -69,13 +74,21 @@ class Sampler:
         params = self.params
         ids, weights = survivors(logits, params.temperature, params.top_k, params.top_p, params.min_p)
         cumulative = weights.cumsum(0, dtype=torch.float64)
-        point = self._random.random() * float(cumulative[-1])
-        index = int(torch.searchsorted(cumulative, point, right=True))
-        return int(ids[min(index, len(ids) - 1)])  # rounding may put the point on the end itself
+        end = float(cumulative[-1])
+        # Rounding may put the point on the end itself, where a token of weight 0 could be the last.
+        point = min(self._random.random() * end, math.nextafter(end, 0.0))
+        return int(ids[torch.searchsorted(cumulative, point, right=True)])
+
+
+def argmax(logits: Tensor) -> list[int]:
+    """The most probable token of each row of f32 [R, vocab], the lower id of equals."""
+    chosen: list[int] = logits.numpy().argmax(axis=1).tolist()
+    return chosen
 
 
 def check_finite(logits: Tensor) -> None:
-    if not rows.all_finite(logits.data_ptr(), len(logits)):
+    """SamplingError if f32 [vocab] or [R, vocab], contiguous, holds NaN or infinities."""
+    if not rows.all_finite(logits.data_ptr(), logits.numel()):
         low, high = torch.aminmax(logits)
         raise SamplingError(
             f"the model's logits are not finite (from {float(low)} to {float(high)}): "

@@ -5,8 +5,9 @@ decode are one rule: compute tokens that are not in the cache yet. A sequence wh
 yields logits, and the token sampled from them becomes the next one to compute. A step may hold any mix of
 sequences.
 
-A sequence gets the blocks for its longest possible answer when it is admitted, or waits: what runs can always
-finish, so nothing is ever evicted in the middle of an answer.
+A sequence is admitted when its tokens so far fit beside one more block for each that runs; its answer takes
+blocks as it grows. If none is free, the youngest gives up its own and waits to compute its tokens again: it
+goes on where it was. The oldest is never the one, so it always ends, and then the next is the oldest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from isthmus.engine.blocks import BlockManager, blocks_for
+from isthmus.engine.fairness import shares
+from isthmus.engine.prefix import Name, PrefixCache
 from isthmus.engine.request import Request
+
+# Rows of one step whose logits may all be wanted: 64 of a vocabulary of 152k are 39 MB.
+MAX_PROMPT_LOGIT_ROWS = 64
 
 
 @dataclass(eq=False)
@@ -24,9 +30,13 @@ class Sequence:
 
     request: Request
     max_tokens_total: int  # prompt + answer; reaching it ends with "length"
+    arrival: int = 0  # the smaller, the older
     tokens: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)  # guesses of the next tokens, to be verified in one step
     num_computed: int = 0  # tokens whose keys and values stand in the cache
+    num_cached: int | None = None  # of the prompt, found in the cache when it was first admitted
     blocks: list[int] = field(default_factory=list)  # empty while waiting
+    names: list[Name] = field(default_factory=list)  # of its first blocks, as the prefix cache knows them
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -41,18 +51,42 @@ class Sequence:
         """Tokens still to compute: the rest of the prompt, then always 1."""
         return len(self.tokens) - self.num_computed
 
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether the rows to come are of the prompt and their logits are wanted."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and self.num_computed + 1 < self.num_prompt_tokens
+
 
 @dataclass(frozen=True)
 class SequenceSlice:
-    """Tokens start..start+count-1 of one sequence, as rows of a step."""
+    """Tokens start..start+count-1 of one sequence, and then its draft, as rows of a step."""
 
     sequence: Sequence
     start: int
     count: int
+    draft: tuple[int, ...] = ()
+    all_logits: bool = False  # of every row; else of the last token's and the draft's
 
     @property
-    def wants_logits(self) -> bool:
+    def num_rows(self) -> int:
+        return self.count + len(self.draft)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.sequence.tokens[self.start : self.start + self.count], *self.draft]
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the next token can be sampled after it."""
         return self.start + self.count == len(self.sequence.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last rows want logits."""
+        if self.all_logits:
+            return self.num_rows
+        return 1 + len(self.draft) if self.reaches_end else 0
 
 
 @dataclass(frozen=True)
@@ -63,11 +97,11 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        return sum(part.count for part in self.slices)
+        return sum(part.num_rows for part in self.slices)
 
 
 class Scheduler:
-    """First come, first served; up to `max_running` sequences at once and `chunk_tokens` rows in a step."""
+    """Up to `max_running` sequences at once and `chunk_tokens` rows in a step."""
 
     def __init__(
         self,
@@ -78,14 +112,16 @@ class Scheduler:
         max_running: int = 1,
     ) -> None:
         assert num_blocks >= blocks_for(context_tokens, block_tokens), "one full context must fit"
-        assert 1 <= max_running <= chunk_tokens
         self.blocks = BlockManager(num_blocks)
+        self.prefixes = PrefixCache(self.blocks, block_tokens)
         self.block_tokens = block_tokens
         self.context_tokens = context_tokens
         self.chunk_tokens = chunk_tokens
-        self.max_running = max_running
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.max_running = min(max_running, chunk_tokens)  # each has a row in a step
+        self.waiting: deque[Sequence] = deque()  # by arrival
+        self.running: list[Sequence] = []  # by arrival
+        self.num_preemptions = 0
+        self._arrivals = 0
 
     @property
     def has_work(self) -> bool:
@@ -96,26 +132,32 @@ class Scheduler:
         total = self.context_tokens
         if request.params.max_tokens is not None:
             total = min(total, len(request.prompt) + request.params.max_tokens)
-        sequence = Sequence(request, max_tokens_total=total, tokens=list(request.prompt))
+        self._arrivals += 1
+        sequence = Sequence(request, total, self._arrivals, tokens=list(request.prompt))
         self.waiting.append(sequence)
         return sequence
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing waits or runs. `commit` or `finish` must follow."""
+        self._make_room()
         self._admit()
-        budget = self.chunk_tokens
+        # Decodes first: one row each, and someone reads along; prefill takes its share of what is left.
+        decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
+        filling = [sequence for sequence in self.running if sequence.num_pending > 1]
+        budget = self.chunk_tokens - len(decoding)
         slices = []
-        # Decodes first: one row each, and someone reads along; prefill takes what is left of the step.
-        for sequence in sorted(self.running, key=lambda sequence: sequence.num_pending > 1):
-            count = min(sequence.num_pending, budget)
-            if count == 0:
-                break
-            slices.append(SequenceSlice(sequence, sequence.num_computed, count))
-            budget -= count
+        for sequence in decoding:
+            draft = self._draft_of(sequence, budget)
+            slices.append(self._slice(sequence, 1, draft))
+            budget -= len(draft)
+        pending = [self._next_rows(sequence) for sequence in filling]
+        for sequence, count in zip(filling, shares(pending, budget, bool(decoding)), strict=True):
+            if count:
+                slices.append(self._slice(sequence, count))
         return StepPlan(tuple(slices)) if slices else None
 
     def commit(self, plan: StepPlan) -> None:
-        """The rows of `plan` now stand in the cache."""
+        """The rows of `plan` now stand in the cache; those of drafts count when they are appended."""
         for part in plan.slices:
             assert part.start == part.sequence.num_computed
             part.sequence.num_computed += part.count
@@ -126,21 +168,135 @@ class Scheduler:
         sequence.tokens.append(token)
         return len(sequence.tokens) >= sequence.max_tokens_total
 
-    def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, wherever it is, and gives its blocks back."""
+    def accept(self, sequence: Sequence) -> None:
+        """The last token appended was the draft's: its row is in the cache already."""
+        assert sequence.num_pending == 1
+        sequence.num_computed += 1
+
+    def verified(self, sequence: Sequence) -> None:
+        """Its logits were finite, so what they were computed from is sound: others may use it."""
+        full = sequence.num_computed // self.block_tokens
+        if full > len(sequence.names):
+            salt = sequence.request.cache_salt
+            self.prefixes.name(sequence.tokens, salt, sequence.blocks, sequence.names, full)
+
+    def finish(self, sequence: Sequence, *, failed: bool = False) -> None:
+        """Takes a sequence out, wherever it is, and gives its blocks back; of one that failed for good."""
         if sequence in self.running:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
+        if failed:
+            # What it found in the cache goes too: whatever is wrong may have come from there.
+            for block in sequence.blocks:
+                self.blocks.forget(block)
+        self._give_back(sequence)
+
+    def _slice(self, sequence: Sequence, count: int, draft: tuple[int, ...] = ()) -> SequenceSlice:
+        return SequenceSlice(sequence, sequence.num_computed, count, draft, sequence.wants_prompt_logits)
+
+    @staticmethod
+    def _next_rows(sequence: Sequence) -> int:
+        most = MAX_PROMPT_LOGIT_ROWS if sequence.wants_prompt_logits else sequence.num_pending
+        return min(sequence.num_pending, most)
+
+    def _make_room(self) -> None:
+        """Every running sequence gets the blocks for its tokens so far, the oldest first."""
+        at = 0
+        while at < len(self.running):
+            sequence = self.running[at]
+            if self._grow(sequence, len(sequence.tokens)):
+                at += 1
+            else:
+                self._preempt(self.running[-1])
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        more = blocks_for(tokens, self.block_tokens) - len(sequence.blocks)
+        got = self.blocks.allocate(more) if more > 0 else []
+        if got is None:
+            return False
+        sequence.blocks += got
+        return True
+
+    def _draft_of(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """As much of the draft as has rows and blocks; a guess is worth nobody's place."""
+        room = min(budget, sequence.max_tokens_total - len(sequence.tokens) - 1)
+        draft = tuple(sequence.draft[: max(0, room)])
+        if draft and not self._grow(sequence, len(sequence.tokens) + len(draft)):
+            return ()
+        return draft
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        older = sum(other.arrival < sequence.arrival for other in self.waiting)  # who was passed by
+        self.waiting.insert(older, sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
         self.blocks.free(sequence.blocks)
-        sequence.blocks = []
+        sequence.blocks, sequence.names, sequence.draft, sequence.num_computed = [], [], [], 0
 
     def _admit(self) -> None:
-        """Lets waiting sequences in, in their order: a small one does not overtake a large one for ever."""
+        """Lets waiting sequences in, in their order: a small one does not overtake a large one for ever.
+
+        Only who waits for another's prompt to be computed is passed by.
+        """
+        passed: list[Sequence] = []
         while self.waiting and len(self.running) < self.max_running:
-            blocks = self.blocks.allocate(blocks_for(self.waiting[0].max_tokens_total, self.block_tokens))
-            if blocks is None:
-                return
-            sequence = self.waiting.popleft()
-            sequence.blocks = blocks
-            self.running.append(sequence)
+            sequence = self.waiting[0]
+            found, names = self._known_prefix(sequence)
+            if self._is_coming(sequence, len(found)):
+                passed.append(self.waiting.popleft())
+                continue
+            if not self._place(sequence, found):
+                break
+            sequence.names, sequence.num_computed = names, len(found) * self.block_tokens
+            if sequence.num_cached is None:
+                sequence.num_cached = sequence.num_computed
+            self.running.append(self.waiting.popleft())
+        self.waiting.extendleft(reversed(passed))
+        self.running.sort(key=lambda sequence: sequence.arrival)
+
+    def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[Name]]:
+        """At least one token is always left to compute, since its logits are needed."""
+        if sequence.request.params.prompt_logprobs is not None:
+            return [], []  # which needs the logits of all
+        most = (len(sequence.tokens) - 1) // self.block_tokens
+        return self.prefixes.match(sequence.tokens, sequence.request.cache_salt, most)
+
+    def _place(self, sequence: Sequence, found: list[int]) -> bool:
+        """Gives it the blocks found and new ones for its other tokens, if one each is left for the others."""
+        for block in found:
+            self.blocks.share(block)
+        new = blocks_for(len(sequence.tokens) + 1, self.block_tokens) - len(found)
+        enough = self.blocks.num_free >= new + len(self.running)
+        got = self.blocks.allocate(new) if enough or not self.running else None
+        if got is None:
+            self.blocks.free(found)
+            return False
+        sequence.blocks = found + got
+        return True
+
+    def _is_coming(self, sequence: Sequence, num_found: int) -> bool:
+        """Whether another's prompt, in computation now, will soon have made the blocks it lacks.
+
+        Soon: that other has at most twice the rows left to compute that waiting for it saves.
+        """
+        if sequence.request.params.prompt_logprobs is not None:
+            return False
+        size = self.block_tokens
+        begin, most = num_found * size, (len(sequence.tokens) - 1) // size * size
+        for other in self.running:
+            is_filling = other.num_computed < other.num_prompt_tokens
+            if not is_filling or other.request.cache_salt != sequence.request.cache_salt:
+                continue
+            prompt = other.request.prompt
+            if begin + size > most or prompt[begin : begin + size] != sequence.tokens[begin : begin + size]:
+                continue
+            end = begin
+            while end + size <= most and prompt[end : end + size] == sequence.tokens[end : end + size]:
+                end += size
+            if prompt[:begin] == sequence.tokens[:begin] and other.num_pending <= 2 * (end - begin):
+                return True
+        return False

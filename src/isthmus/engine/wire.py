@@ -54,7 +54,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """What one step gave, in order. `stats` come with every step that gives something, and some others."""
+    """What one step gave, in order. `stats`: as of its end, a few times a second and before a rest."""
 
     outputs: list[Output]
     stats: EngineStats | None = None

@@ -18,11 +18,14 @@ from typing import Protocol
 
 from isthmus.config import RunOptions
 from isthmus.engine import wire
-from isthmus.engine.request import ModelInfo, Output, Request
+from isthmus.engine.request import EngineStats, ModelInfo, Output, Request
 from isthmus.errors import IsthmusError
 
 # Twenty reports a second are a smooth bar; one per tensor would be thousands.
 _PROGRESS_INTERVAL_S = 0.05
+
+# Statistics go along with outputs, or by themselves while a long prompt is computed, so often at most.
+_STATS_INTERVAL_S = 0.1
 
 
 class Steps(Protocol):
@@ -35,6 +38,7 @@ class Steps(Protocol):
     def add(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
+    def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
 
@@ -62,11 +66,18 @@ def run(sock: socket.socket, make_engine: MakeEngine = load_engine) -> int:
     except Exception as error:
         return _fall(channel, error)
     try:
+        stats_at = 0.0
         while True:
             _apply(channel, engine, channel.receive(wait=not engine.has_work))
-            outputs = engine.step() if engine.has_work else []
-            if outputs:
-                channel.send(wire.Outputs(outputs))
+            if not engine.has_work:
+                continue
+            outputs, now = engine.step(), time.monotonic()
+            # The last ones before a rest too: they stand until something happens again.
+            stats = engine.stats() if now >= stats_at or not engine.has_work else None
+            if stats:
+                stats_at = now + _STATS_INTERVAL_S
+            if outputs or stats:
+                channel.send(wire.Outputs(outputs, stats))
     except EOFError:
         return 0
     except Exception as error:

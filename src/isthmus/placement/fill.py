@@ -40,9 +40,14 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     num_blocks, blocks = layout.longest()
     if blocks is None:
         raise _refusal(job, layout, reserve, free)
+    one_context = num_blocks
+    if job.parallel > 1:
+        most, _ = layout.search(one_context, job.parallel * one_context + 1)
+        num_blocks += job.shared_blocks(one_context, most)
+        blocks = layout.split(num_blocks) or blocks
     host = DevicePlan(HOST, (0, 0), 0, host_experts, 0, host_scratch, job.ram_bytes)
     placed = layout.placement(num_blocks, blocks, reserve, free, host)
-    return replace(placed, mapped_bytes=mapped, ring=ring)
+    return replace(placed, mapped_bytes=mapped, ring=ring, shared_blocks=num_blocks - one_context)
 
 
 def _free_bytes(device: Device, ram_left: int, sharing: int) -> int:

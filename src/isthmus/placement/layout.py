@@ -25,6 +25,7 @@ class Job:
     ram_bytes: int  # that may be used on the host
     wanted_tokens: int
     may_shrink: bool  # a shorter context is better than none
+    parallel: int  # contexts that share the cache, as far as there is room
     step_bytes: int  # activations of a step and logits
     process_bytes: int
     chunk_tokens: int  # rows of a prefill step
@@ -32,6 +33,13 @@ class Job:
     profile: Profile | None = None
     cache_bytes: int = 0  # of each device, for experts that come and go
     streams: bool = True  # whether experts of long prompts may cross, under `hybrid`
+
+    def shared_blocks(self, one_context: int, fit: int) -> int:
+        """Blocks beyond one context's for the other requests: half of what is left, and no more than all use.
+
+        They may be fewer than the longest contexts need: requests take blocks as they grow, and wait.
+        """
+        return max(0, min((self.parallel - 1) * one_context, (fit - one_context) // 2))
 
     @property
     def on_gpu(self) -> bool:
@@ -97,4 +105,5 @@ class Placement:
     tokens_fit: int  # at most, beside the weights
     mapped_bytes: int = 0  # of the weights on the host, pages of a packed cache
     ring: bool = False  # memory for streaming experts is set aside
+    shared_blocks: int = 0  # of num_blocks, those beyond one context
     notes: tuple[str, ...] = ()

@@ -122,6 +122,7 @@ def plan(
         ram_bytes=machine.available_bytes,
         wanted_tokens=options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS),
         may_shrink=options.context_tokens is None,
+        parallel=options.parallel,
         step_bytes=_step_bytes(metadata, options.chunk_tokens),
         process_bytes=PROCESS_BYTES,
         chunk_tokens=options.chunk_tokens,
@@ -135,7 +136,7 @@ def plan(
     job, placed, notes = _place(job, options)
     fallback = why_no_gpu(machine, options)
     return Plan(
-        context_tokens=min(job.wanted_tokens, placed.num_blocks * BLOCK_TOKENS),
+        context_tokens=min(job.wanted_tokens, (placed.num_blocks - placed.shared_blocks) * BLOCK_TOKENS),
         threads=options.threads or machine.cores,
         weight_bytes=sum(device.weight_bytes + device.expert_bytes for device in placed.devices),
         mapped_bytes=placed.mapped_bytes,

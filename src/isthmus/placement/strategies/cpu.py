@@ -23,7 +23,9 @@ def place(job: Job) -> Placement:
         wanted = (
             blocks_fit * BLOCK_TOKENS
         )  # a shorter context is better than none; the command line prints it
-    num_blocks = -(-wanted // BLOCK_TOKENS)
+    one_context = -(-wanted // BLOCK_TOKENS)
+    shared = job.shared_blocks(one_context, blocks_fit)
+    num_blocks = one_context + shared
     kv_bytes = num_blocks * BLOCK_TOKENS * parts.kv_token_bytes
     if own + kv_bytes + scratch > job.ram_bytes:
         raise _refusal(job, own, kv_bytes, scratch)
@@ -34,7 +36,7 @@ def place(job: Job) -> Placement:
     modules = {part.path: CPU for part in parts.dense}
     modules |= {part.path: HOST for part in parts.experts.values()}
     tables = {layer: ExpertTable(CPU, part.count) for layer, part in parts.experts.items()}
-    return Placement(modules, tables, (cpu, host), num_blocks, room // token_bytes, job.mapped_bytes)
+    return Placement(modules, tables, (cpu, host), num_blocks, room // token_bytes, job.mapped_bytes, shared)
 
 
 def _refusal(job: Job, own: int, kv_bytes: int, scratch: int) -> NotEnoughMemoryError:

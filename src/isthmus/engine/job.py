@@ -1,0 +1,101 @@
+"""A request under way in the step loop: its sequence, and what its next tokens are chosen with."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from isthmus.engine.logprobs import RowLogprobs, prompt_logprobs
+from isthmus.engine.mask import TokenMask
+from isthmus.engine.request import FinishReason, Output, Request, SlotStats, TokenLogprob
+from isthmus.engine.sampler import Sampler, SamplingError
+from isthmus.engine.scheduler import Sequence, SequenceSlice
+from isthmus.engine.speculate import PromptLookup
+
+
+class Job:
+    """`sequence` is None while the grammar is compiled; `mask` once it is."""
+
+    def __init__(self, request: Request, vocab_size: int, *, speculate: bool) -> None:
+        self.request = request
+        self.sequence: Sequence | None = None
+        self.sampler = Sampler(request.params, request.prompt, vocab_size)
+        self.compiling: Future[TokenMask] | None = None
+        self.mask: TokenMask | None = None
+        # A mask would have to be advanced over a guess and taken back: no drafts under a grammar.
+        self.drafts = PromptLookup() if speculate and request.params.grammar is None else None
+        self.is_counted = False  # in the statistics of prompts
+        self._prompt_logprobs: list[TokenLogprob | None] = [None]  # the first token follows nothing
+        self._has_told_prompt = request.params.prompt_logprobs is None
+
+    def take_prompt_rows(self, part: SequenceSlice, logits: Tensor) -> None:
+        """Keeps what rows of the prompt say of the token after each. logits: f32 [part.num_logits, vocab]."""
+        count, known = self.request.params.prompt_logprobs, len(self._prompt_logprobs)
+        if count is None or part.start + 1 > known:  # told already, and computed again after a preemption
+            return
+        tokens = self.request.prompt[known : part.start + 1 + part.count]
+        self._prompt_logprobs += prompt_logprobs(logits[known - part.start - 1 :], tokens, count)
+
+    def row_logprobs(self, logits: Tensor) -> RowLogprobs | None:
+        """Of the row from which the next token will be chosen, if they are wanted."""
+        count = self.request.params.logprobs
+        return None if count is None else RowLogprobs(logits, count)
+
+    def choose(self, logits: Tensor, largest: int | None) -> int:
+        """The next token, of which the grammar is told. logits: f32 [vocab]; largest: its argmax, if known.
+
+        SamplingError if there is none.
+        """
+        if self.mask is None:
+            return largest if largest is not None else self.sampler.sample(logits)
+        if logits.max() == float("-inf"):
+            raise SamplingError("the grammar leaves no token to go on with")
+        token = largest if largest is not None else self.sampler.sample(logits)
+        if token not in self.request.stop_ids:
+            try:
+                self.mask.accept(token)
+            except ValueError as error:
+                raise SamplingError(f"the grammar does not take token {token}: {error}") from error
+        return token
+
+    def propose(self, drafted: int, accepted: int) -> None:
+        """Guesses what follows, for the scheduler to verify; `accepted`: of the last guesses."""
+        if self.drafts is not None and self.sequence is not None:
+            self.drafts.learn(drafted, accepted)
+            self.sequence.draft = self.drafts.propose(self.sequence.tokens)
+
+    def output(
+        self,
+        *,
+        token: int | None = None,
+        finish_reason: FinishReason | None = None,
+        error: str | None = None,
+        logprob: TokenLogprob | None = None,
+    ) -> Output:
+        """An event. The first one after the prompt has the prompt's log-probabilities."""
+        told = None
+        if not self._has_told_prompt and (token is not None or finish_reason == "stop"):
+            told, self._has_told_prompt = tuple(self._prompt_logprobs), True
+        return Output(
+            request_id=self.request.id,
+            token=token,
+            finish_reason=finish_reason,
+            error=error,
+            num_prompt_tokens=len(self.request.prompt),
+            num_output_tokens=self.sequence.num_output_tokens if self.sequence else 0,
+            num_cached_tokens=(self.sequence.num_cached or 0) if self.sequence else 0,
+            logprob=logprob,
+            prompt_logprobs=told,
+        )
+
+    def slot(self, *, waiting: bool) -> SlotStats:
+        sequence = self.sequence
+        return SlotStats(
+            request_id=self.request.id,
+            waiting=waiting,
+            num_prompt_tokens=len(self.request.prompt),
+            num_cached_tokens=(sequence.num_cached or 0) if sequence else 0,
+            num_computed_tokens=sequence.num_computed if sequence else 0,
+            num_output_tokens=sequence.num_output_tokens if sequence else 0,
+        )
