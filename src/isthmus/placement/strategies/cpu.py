@@ -36,7 +36,9 @@ def place(job: Job) -> Placement:
     modules = {part.path: CPU for part in parts.dense}
     modules |= {part.path: HOST for part in parts.experts.values()}
     tables = {layer: ExpertTable(CPU, part.count) for layer, part in parts.experts.items()}
-    return Placement(modules, tables, (cpu, host), num_blocks, room // token_bytes, job.mapped_bytes, shared)
+    return Placement(
+        modules, tables, (cpu, host), num_blocks, room // token_bytes, job.mapped_bytes, shared_blocks=shared
+    )
 
 
 def _refusal(job: Job, own: int, kv_bytes: int, scratch: int) -> NotEnoughMemoryError:
