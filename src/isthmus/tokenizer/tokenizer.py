@@ -99,6 +99,10 @@ class Tokenizer:
         ids = self._encode(segments)
         return self._with_bos(ids) if add_bos else ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of ordinary text that goes on from other text: no BOS, no space of SentencePiece before it."""
+        return self._encode_run(_checked_text(text), after_special=False)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         data = b"".join(

@@ -1,0 +1,52 @@
+"""Grammars for the step loop: rows of logits, in which only tokens that a grammar allows are left open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from isthmus.engine.grammar import GrammarCompiler
+from isthmus.engine.mask import TokenMask
+from isthmus.engine.request import Grammar
+from isthmus.tokenizer import Tokenizer
+
+
+class GrammarMask:
+    """One answer under one grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"the grammar does not allow token {token} here")
+
+    def allowed(self) -> torch.Tensor:
+        """bool [vocab]: tokens that may come next, those that end the answer among them. All False: none."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():  # a limit of the parser: nothing is certain any more
+            bits = np.zeros_like(bits)
+        return torch.from_numpy(np.unpackbits(bits, bitorder="little")).bool()
+
+
+class VocabularyGrammars:
+    """`Grammars` (see mask.py) over a model's own tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._compiler = GrammarCompiler(tokenizer)
+        self._vocab_size = tokenizer.vocab_size
+
+    def compile(self, grammar: Grammar) -> GrammarMask:
+        return GrammarMask(self._compiler.compile(grammar))
+
+    def mask(self, rows: Sequence[tuple[TokenMask, Tensor]]) -> None:
+        for mask, row in rows:
+            assert isinstance(mask, GrammarMask)
+            # Rows may be longer than the vocabulary (padding of the embedding), and bits are padded too.
+            size = min(self._vocab_size, len(row))
+            row[:size].masked_fill_(~mask.allowed()[:size].to(row.device), float("-inf"))
+            row[size:] = float("-inf")
