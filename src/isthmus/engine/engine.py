@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import StandIns, device_name, executable_plan
 from isthmus.engine.loading import load
 from isthmus.engine.loop import Executor, StepLoop
+from isthmus.engine.mask import Grammars
 from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import ModelInfo
 from isthmus.engine.scheduler import Scheduler, StepPlan
@@ -28,6 +30,7 @@ from isthmus.modules.split import ExpertUse
 from isthmus.native.handoff import Counters, Event
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
+from isthmus.tokenizer import Tokenizer
 from isthmus.weights.source import WeightSource, open_weights
 
 
@@ -57,6 +60,7 @@ class Engine(StepLoop):
                 source = opened.enter_context(closing(open_weights(model_path)))
             architecture = str(source.metadata.get("general.architecture"))
             model_class(architecture)  # what cannot be run is said before what does not fit
+            grammars = partial(_grammars, source.metadata)
             machine = Machine.detect()
             _use_isa(options.isa)
             file_bytes = sum(tensor.nbytes for tensor in source.tensors.values())
@@ -105,7 +109,9 @@ class Engine(StepLoop):
         )
         self._runner = loaded.runner
         runner: Executor = self._runner if cache is None else _OverMappedWeights(self._runner, cache)
-        super().__init__(runner, scheduler, self.info.vocab_size, speculate=options.speculate == "ngram")
+        super().__init__(
+            runner, scheduler, self.info.vocab_size, grammars, speculate=options.speculate == "ngram"
+        )
 
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
@@ -162,6 +168,13 @@ class _OverMappedWeights:
             return self._runner.execute(plan)
         finally:
             self._cache.check()
+
+
+def _grammars(metadata: Mapping[str, Any]) -> Grammars:
+    """What compiles grammars, made for the first request that has one."""
+    from isthmus.engine.token_mask import VocabularyGrammars
+
+    return VocabularyGrammars(Tokenizer.from_gguf(metadata))
 
 
 def _use_isa(name: str | None) -> None:

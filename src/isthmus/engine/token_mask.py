@@ -43,6 +43,7 @@ class VocabularyGrammars:
     def compile(self, grammar: Grammar) -> GrammarMask:
         return GrammarMask(self._compiler.compile(grammar))
 
+    @torch.inference_mode()  # as the rows of a step were made
     def mask(self, rows: Sequence[tuple[TokenMask, Tensor]]) -> None:
         for mask, row in rows:
             assert isinstance(mask, GrammarMask)
