@@ -20,6 +20,8 @@ from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.modules.experts import Matrices, PackedMatrices, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.resident import ResidentExperts
+from isthmus.modules.ring import ExpertRing
+from isthmus.modules.streamed import StreamedExperts, Streaming
 from isthmus.native import ops, rows
 from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded, on_stream, slot_rows
 
@@ -67,7 +69,7 @@ class ExpertSplit:
     says how wide a row is.
 
     max_rows: of a step. settings: of the hand-off, such as dtype and device. exact: one driver for every row
-    count. on_device: by layer, none where all are the CPU's.
+    count. on_device: by layer, none where all are the CPU's. streaming: when experts cross; through `ring`.
     """
 
     kind: str  # a key of HANDOFFS
@@ -75,8 +77,11 @@ class ExpertSplit:
     settings: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
     on_device: Mapping[int, DeviceExperts] = field(default_factory=dict)
+    streaming: Streaming | None = None
+    ring: ExpertRing | None = None
     handoff: Handoff | None = None
     resident: dict[int, ResidentExperts] = field(default_factory=dict)  # by layer, as they are loaded
+    streamed: dict[int, StreamedExperts] = field(default_factory=dict)
     ones: Tensor = field(default_factory=lambda: torch.empty(0))  # weights of choices that are summed later
     _rows_of_token: int = 1  # in the hand-off
     _use: ExpertUse = field(default_factory=ExpertUse)
@@ -86,7 +91,7 @@ class ExpertSplit:
     @property
     def apart(self) -> bool:
         """Whether every choice crosses as a row of its own, so that a row's sum is in the order of ids."""
-        return self.exact and bool(self.on_device)
+        return self.exact and (bool(self.on_device) or self.streaming is not None)
 
     def open(self, hidden: int, top_k: int) -> Handoff:
         if self.handoff is None:
@@ -110,16 +115,25 @@ class ExpertSplit:
 
     def way(self, layer: int, weights: PackedMatrices, top_k: int) -> Way:
         """How a layer's routed experts are computed. weights: gate, up and down on the host."""
+        if self.streaming is not None and self.streaming.every_step:
+            return self._streamed(layer, weights)
         experts = ops.Experts(*weights, exact=self.exact)
         self.open(experts.hidden, top_k).set_experts(layer, experts)
-        if not self.on_device:
-            return HandedOver(self, layer)
-        here = self.on_device.get(layer, DeviceExperts())
-        self.resident[layer] = ResidentExperts(self, layer, weights, here.resident, here.count)
-        return self.resident[layer]
+        if not self.on_device and self.streaming is None:
+            few: Way = HandedOver(self, layer)
+        else:
+            here = self.on_device.get(layer, DeviceExperts())
+            few = self.resident[layer] = ResidentExperts(self, layer, weights, here.resident, here.count)
+        return ByRows(few, self._streamed(layer, weights)) if self.streaming is not None else few
+
+    def _streamed(self, layer: int, weights: PackedMatrices) -> StreamedExperts:
+        assert self.ring is not None
+        return StreamedExperts(self, layer, weights, self.ring, self.resident.get(layer))
 
     def use(self) -> ExpertUse:
         """So far; to be called between steps."""
+        if self.ring is not None:
+            self._use.streamed, self._use.bytes_streamed = self.ring.copied, self.ring.copied_bytes
         for resident in self.resident.values():
             self.count_uses(resident.table, resident.take_uses())
         return self._use
@@ -127,8 +141,11 @@ class ExpertSplit:
     def count_uses(self, table: Tensor, uses: list[int]) -> None:
         """uses: of a step or several during which `table` was as it is."""
         hits = sum(count for count, slot in zip(uses, table.tolist(), strict=True) if slot >= 0)
+        self.count_choices(sum(uses), hits)
+
+    def count_choices(self, count: int, hits: int) -> None:
         self._use.hits += hits
-        self._use.misses += sum(uses) - hits
+        self._use.misses += count - hits
 
     def close(self) -> None:
         if self.handoff is not None:
@@ -164,6 +181,21 @@ class HandedOver:
         assert self._split.handoff is not None
         self._split.handoff.wait(slot, out.data_ptr())
         return out
+
+
+class ByRows:
+    """A step that may be captured goes one way, a larger one the other."""
+
+    def __init__(self, few: Way, many: Way) -> None:
+        self._few, self._many = few, many
+
+    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Way, Any]:
+        way = self._few if len(x) <= MAX_CAPTURED_ROWS else self._many
+        return way, way.start(x, ids, weights)
+
+    def finish(self, started: tuple[Way, Any]) -> Tensor:
+        way, begun = started
+        return way.finish(begun)
 
 
 class SplitExperts:
