@@ -49,7 +49,7 @@ def test_a_gpu_that_works_is_used(source: DummySource, strategy: Any) -> None:
 
 
 def test_a_strategy_that_is_not_executed_yet_is_refused(source: DummySource) -> None:
-    with pytest.raises(DeviceError, match="strategy stream is planned but not executed yet"):
+    with pytest.raises(DeviceError, match="on which strategy stream is not executed yet"):
         executable_plan(WITH_GPU, source, RunOptions(strategy="stream"))
 
 

@@ -28,7 +28,7 @@ from isthmus.weights.source import WeightSource
 log = logging.getLogger(__name__)
 
 # Strategies that the engine executes; the others are planned, and refused here.
-EXECUTABLE = ("cpu", "hybrid", "gpu")
+EXECUTABLE = ("cpu", "stream", "hybrid", "gpu")
 
 # A plan's device -> what it is here. For tests: `{"cuda:0": torch.device("cpu")}` puts modules of torch
 # references in the place of a GPU's. Empty: a device is what its name says.
@@ -67,7 +67,8 @@ def executable_plan(
 
 def on_cpu(options: RunOptions) -> RunOptions:
     """The same run without GPUs, where nobody asked for them. UsageError for options that need one."""
-    return replace(options, strategy="cpu", device=None)
+    alone = replace(options, strategy="auto", device=None, profile=None, expert_cache=None, stream_rows=None)
+    return replace(alone, strategy="cpu")
 
 
 def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
@@ -81,6 +82,8 @@ def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
     if not gpus:
         return ""
     names = ", ".join(gpus)
+    if plan.strategy == "stream":
+        return f"{names} is to be used, on which strategy stream is not executed yet; use --strategy hybrid"
     if options.kv_dtype != "bf16":
         return f"{names} is to be used, whose cache is bf16; leave --kv-dtype {options.kv_dtype} out"
     if options.exact_batching:

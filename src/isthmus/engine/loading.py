@@ -27,8 +27,11 @@ from isthmus.engine.state import State
 from isthmus.models.base import Model, load_model
 from isthmus.modules.cache import PackedStore
 from isthmus.modules.on_gpu.target import Target, Targets
+from isthmus.modules.ring import ExpertRing
 from isthmus.modules.split import DeviceExperts, ExpertSplit
+from isthmus.modules.streamed import Streaming
 from isthmus.native.handoff import Handoff
+from isthmus.placement.layout import RING_EXPERTS, RING_STAGES
 from isthmus.placement.plan import Plan
 from isthmus.weights.source import WeightSource
 
@@ -88,20 +91,43 @@ def _on_cpu(
     model = load_model(source, options, progress, store, split)
     handoff = split.handoff if split else None
     state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
-    runner = Runner(model, state, BLOCK_TOKENS, handoff)
+    runner = Runner(model, state, BLOCK_TOKENS, handoff, captures=plan.strategy != "stream")
     return Loaded(plan, model, runner, Handoffs([handoff] if handoff else []), split=split)
 
 
 def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
-    """How the CPU hands the plan's routed experts to itself; None where it is the device of everything."""
-    if not hands_over(plan):
+    """How the CPU computes routed experts in a GPU's place and in its own; None where it is the device of
+    everything."""
+    if plan.strategy not in ("stream", "hybrid") or not plan.experts:
         return None
     on_device = {
         layer: DeviceExperts(table.resident, table.spare)
         for layer, table in plan.experts.items()
         if table.resident or table.spare
     }
-    return ExpertSplit("threaded", options.chunk_tokens, exact=options.exact_batching, on_device=on_device)
+    return ExpertSplit(
+        "threaded",
+        options.chunk_tokens,
+        exact=options.exact_batching,
+        on_device=on_device,
+        streaming=streaming_of(plan, options),
+        ring=ring_of(plan),
+    )
+
+
+def streaming_of(plan: Plan, options: RunOptions) -> Streaming | None:
+    """When experts cross the bus: all at every step, those of many rows in a long prompt's, or never."""
+    if plan.strategy == "stream":
+        return Streaming(min_rows=1, every_step=True)
+    if not plan.ring or options.stream_rows is None:
+        return None
+    return Streaming(options.stream_rows)
+
+
+def ring_of(plan: Plan) -> ExpertRing | None:
+    if not plan.ring:
+        return None
+    return ExpertRing(RING_STAGES, min(RING_EXPERTS, max(table.count for table in plan.experts.values())))
 
 
 def _on_devices(

@@ -25,9 +25,18 @@ log = logging.getLogger(__name__)
 class Runner:
     """A model and its state. Knows nothing of requests, sampling or text."""
 
-    def __init__(self, model: Model, state: State, block_tokens: int, handoff: Handoff | None = None) -> None:
-        """handoff: of the model's experts, if they have one."""
+    def __init__(
+        self,
+        model: Model,
+        state: State,
+        block_tokens: int,
+        handoff: Handoff | None = None,
+        *,
+        captures: bool = True,
+    ) -> None:
+        """handoff: of the model's experts, if they have one. captures: whether decodes may be recorded."""
         self._handoff = handoff
+        self._captures = captures
         self.model = model
         self.state = state
         self.block_tokens = block_tokens
@@ -41,7 +50,7 @@ class Runner:
         """
         with torch.inference_mode(), abandoned_if_failing(self._handoff):
             batch = make_batch(plan, self.block_tokens)
-            if batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_decode:
+            if self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_decode:
                 return self._decode(batch)
             return self.model.forward(batch, self.state)
 

@@ -17,8 +17,8 @@ GIB = 1 << 30
 _USABLE, _HELD_BYTES = 0.98, 400 << 20
 
 # Name -> (GiB, memory GB/s, TFLOPS of bf16 products with fp32 sums and without sparsity, compute capability,
-# PCIe generation, lanes). From NVIDIA's architecture papers and data sheets; GeForce cards sum in fp32 at half
-# their rate in fp16.
+# PCIe generation, lanes). From NVIDIA's architecture papers and data sheets; GeForce cards sum in fp32 at
+# half their rate in fp16.
 GPUS: dict[str, tuple[int, int, float, str, int, int]] = {
     "rtx3060": (12, 360, 25.5, "8.6", 4, 16),
     "rtx3070": (8, 448, 40.6, "8.6", 4, 16),

@@ -47,6 +47,7 @@ class Plan:
     )  # module path -> device; routed experts: see `experts`
     experts: dict[int, ExpertTable] = field(default_factory=dict)  # by layer
     devices: tuple[DevicePlan, ...] = ()  # the last is the host
+    ring: bool = False  # whether memory for experts that stream is set aside on each device
     notes: tuple[str, ...] = ()
     estimate: Estimate | None = None
 
@@ -150,6 +151,7 @@ def plan(
         modules=placed.modules,
         experts=placed.experts,
         devices=placed.devices,
+        ring=placed.ring,
         notes=(
             *((f"on the CPU: {fallback}",) if fallback else ()),
             *notes,
