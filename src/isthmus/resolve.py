@@ -12,7 +12,7 @@ from pathlib import Path
 
 from isthmus.errors import ModelFileError, UsageError
 from isthmus.weights.gguf_shards import shard_name
-from isthmus.weights.source import is_dummy
+from isthmus.weights.source import DUMMY, WeightSource, is_dummy, open_weights
 
 DEMO = "demo"
 _LISTED = 6  # files that an error lists
@@ -48,6 +48,37 @@ def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = No
     if exists:
         return path
     raise UsageError(_not_found(name, path))
+
+
+def open_headers(name: str, quant: str | None = None) -> WeightSource:
+    """A model to plan with: what `resolve_model` takes, `owner/repo[:QUANT]`, or a bare built-in shape.
+
+    quant: the one of a repository, of a shape (its usual one by default), or that a file is imagined in.
+    Headers only: of a repository by range requests. Raises UsageError for a name that cannot be meant,
+    HubError for a repository that cannot be read, and what `open_weights` does.
+    """
+    from isthmus.weights.headers import remote_source, requantised
+    from isthmus.weights.hub import Hub, RepoName, choose_model
+    from isthmus.weights.quants import check_quant
+    from isthmus.weights.shapes import SHAPES, usual_quant
+
+    if name in SHAPES:
+        return open_weights(f"{DUMMY}{name}?quant={check_quant(quant or usual_quant(name))}")
+    repo = RepoName.parse(name)
+    if repo is not None and not Path(name).expanduser().exists():
+        if quant and repo.quant:
+            raise UsageError(
+                f"{name!r} names a quantisation and --quant {quant} another; leave one of them out"
+            )
+        hub = Hub()
+        asked = RepoName(repo.repo, repo.quant or quant or "")
+        return remote_source(hub, repo.repo, choose_model(hub.models(repo.repo), asked))
+    near = difflib.get_close_matches(name, SHAPES, n=3, cutoff=0.6)
+    if near and not Path(name).exists():
+        raise UsageError(f"no model and no built-in shape is called {name!r}; did you mean {_list(near)}?")
+    wanted = check_quant(quant) if quant else None
+    source = open_weights(resolve_model(name))
+    return source if wanted is None else requantised(source, wanted)
 
 
 def _only_model(folder: Path) -> Path:

@@ -98,13 +98,11 @@ def with_published_rate(gpu: Gpu) -> Gpu:
 
 
 def _plain(name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` -> rtx4090; `NVIDIA A100-SXM4-80GB` -> a100-80gb."""
-    words = re.sub(
-        r"nvidia|geforce|quadro|generation|workstation|server|edition|blackwell|tesla", "", name.lower()
-    )
-    plain = re.sub(r"[\s_]+", "", words).strip("-")
-    plain = re.sub(r"-sxm\d?|-hbm\de?|-pcie(?=-\d)", "", plain)
-    if plain in GPUS:
-        return plain
-    cut = re.sub(r"-\d+gb$", "", plain)
-    return cut if cut in GPUS else plain
+    """`NVIDIA GeForce RTX 4090` -> rtx4090; `NVIDIA A100-SXM4-80GB` -> a100-80gb; unknown ones as they are."""
+    keys = {key.replace("-", ""): key for key in GPUS}
+    plain = re.sub(r"nvidia|geforce|generation|workstation|server|edition|blackwell|[\s_-]", "", name.lower())
+    plain = re.sub(r"sxm\d?|hbm\d?e?", "", plain)
+    for attempt in (plain, plain.replace("pcie", ""), re.sub(r"(pcie)?\d+gb$", "", plain)):
+        if attempt in keys:
+            return keys[attempt]
+    return name.lower()

@@ -75,6 +75,10 @@ class ModelParts:
     attention_widths: tuple[int, int]
 
     @property
+    def all(self) -> tuple[Part, ...]:
+        return (*self.dense, *self.experts.values())
+
+    @property
     def kv_token_bytes(self) -> int:
         return sum(self.kv_layer_bytes)
 

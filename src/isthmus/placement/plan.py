@@ -16,7 +16,7 @@ from isthmus.placement.layout import GIB, DevicePlan, ExpertTable, Job, Placemen
 from isthmus.placement.machine import Machine
 from isthmus.placement.parts import ModelParts, model_parts, module_path
 from isthmus.placement.profile import Profile
-from isthmus.placement.sizes import decode_weight_bytes, key, vector_bytes, weight_bytes
+from isthmus.placement.sizes import key, vector_bytes, weight_bytes
 from isthmus.placement.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -99,10 +99,12 @@ def plan(
     *,
     mapped: bool = False,
     profile: Profile | None = None,
+    parts: ModelParts | None = None,
 ) -> Plan:
     """The plan for one model.
 
-    mapped: its matrices are read in place from a packed cache; profile: which experts are worth VRAM. Raises
+    mapped: its matrices are read in place from a packed cache; profile: which experts are worth VRAM; parts:
+    `model_parts` of the same source and options, where somebody made them already. Raises
     NotEnoughMemoryError; DeviceError for a device or strategy that cannot be had; UsageError for a context
     beyond the model's, or another model's profile; MalformedFileError for metadata that cannot be planned
     with.
@@ -113,7 +115,7 @@ def plan(
         raise UsageError(
             f"a context of {options.context_tokens} tokens is asked for; this model's limit is {trained}"
         )
-    parts = model_parts(source, options)
+    parts = parts or model_parts(source, options)
     if profile is not None:
         _check_profile(profile, parts)
     job = Job(
@@ -141,7 +143,7 @@ def plan(
         threads=options.threads or machine.cores,
         weight_bytes=sum(device.weight_bytes + device.expert_bytes for device in placed.devices),
         mapped_bytes=placed.mapped_bytes,
-        decode_weight_bytes=decode_weight_bytes(source),
+        decode_weight_bytes=round(sum(part.ram_read for part in parts.all)),
         kv_token_bytes=parts.kv_token_bytes,
         num_blocks=placed.num_blocks,
         scratch_bytes=sum(device.scratch_bytes for device in placed.devices),

@@ -58,10 +58,10 @@ def footer(plan: Plan) -> list[str]:
 def _row(plan: Plan, device: DevicePlan) -> tuple[str, ...]:
     sizes = [device.weight_bytes, device.expert_bytes, device.kv_bytes, device.scratch_bytes]
     sizes += [device.need_bytes, device.free_bytes]
-    return (device.name, _holds(plan, device), *(f"{size / GIB:.2f}" for size in sizes))
+    return (device.name, what_is_held(plan, device), *(f"{size / GIB:.2f}" for size in sizes))
 
 
-def _holds(plan: Plan, device: DevicePlan) -> str:
+def what_is_held(plan: Plan, device: DevicePlan) -> str:
     words = []
     begin, end = device.layers
     if end > begin:

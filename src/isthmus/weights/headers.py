@@ -5,9 +5,10 @@ Enough for a plan: metadata, and tensors that have names, shapes, formats and si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from isthmus.errors import HubError
@@ -69,14 +70,34 @@ def remote_source(hub: Hub, repo: str, model: RepoModel) -> HeaderSource:
 
 def requantised(source: WeightSource, quant: str) -> HeaderSource:
     """The same model in another quantisation, as llama.cpp's quantiser would write it."""
+    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+    formats = _formats(source, shapes, quant)
+    tensors = {name: header_tensor(name, shapes[name], formats[name], source.path) for name in shapes}
+    return HeaderSource(source.path, source.metadata, tensors)
+
+
+def quantised_bytes(source: WeightSource, quants: Iterable[str]) -> dict[str, int]:
+    """Of the whole model, by quantisation."""
+    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+    return {
+        quant: sum(
+            prod(shapes[name][:-1]) * spec.row_bytes(shapes[name][-1])
+            for name, spec in _formats(source, shapes, quant).items()
+        )
+        for quant in quants
+    }
+
+
+def _formats(
+    source: WeightSource, shapes: Mapping[str, tuple[int, ...]], quant: str
+) -> dict[str, FormatSpec]:
     arch = source.metadata.str("general.architecture")
     layers = source.metadata.int(f"{arch}.block_count", min=1)
     experts = source.metadata.int(f"{arch}.expert_count", 0, min=0)
-    tensors: dict[str, RawTensor] = {}
-    for name, tensor in source.tensors.items():
-        spec = tensor_format(name, tensor.shape, quant, layers=layers, experts=experts)
-        tensors[name] = header_tensor(name, tensor.shape, spec, source.path)
-    return HeaderSource(source.path, source.metadata, tensors)
+    return {
+        name: tensor_format(name, shape, quant, layers=layers, experts=experts)
+        for name, shape in shapes.items()
+    }
 
 
 def header_tensor(name: str, shape: tuple[int, ...], spec: FormatSpec, file: Path) -> RawTensor:

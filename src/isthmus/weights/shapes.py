@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+from isthmus.weights.quants import MIX
 from isthmus.weights.shape_draft import Draft
 from isthmus.weights.shape_grouped import GroupedShape
 from isthmus.weights.shape_latent import LatentShape
@@ -32,6 +33,12 @@ _GPT_OSS_120B = GroupedShape(
     inner=2880, dense_inner=2880, vocab=201088, context=131072, eps=1e-5, rope_base=150000.0, biases="all",
     sinks=True, window=128, ffn_norm="post_attention_norm",
 )  # fmt: skip
+
+
+def usual_quant(name: str) -> str:
+    """The quantisation that a shape is published or mostly used in."""
+    return "mxfp4_moe" if name.startswith("gpt-oss") else MIX
+
 
 # Sizes: the config.json each model was published with.
 SHAPES: dict[str, Shape] = {

@@ -1,0 +1,118 @@
+"""`isthmus plan` as a user has it: the figures, a repository, a picture, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import environment, isthmus
+from hub_server import Recorded, hub_server
+from isthmus.cli.main import main
+from isthmus.weights import hub as isthmus_hub
+
+SERVER = ["--gpu", "rtx4090", "--ram-bandwidth", "300GB/s", "--cores", "32", "--isa", "amx"]
+
+
+def test_the_plan_of_deepseek_v3_needs_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from isthmus.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as done: code = done.code\n"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'matplotlib', 'huggingface_hub'} & set(sys.modules)\n"
+        "print('code', code, 'heavy', sorted(heavy))\n"
+    )
+    command = [sys.executable, "-c", program, "plan", "deepseek-v3", "--quant", "q4_k_m", "--ram", "512GB"]
+    done = subprocess.run([*command, *SERVER], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.splitlines()[-1] == "code 0 heavy []"
+    assert "671 B parameters (37 B active)" in done.stdout
+    assert "68.6 KiB a token" in done.stdout
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """The command in this process: (exit code, standard output, standard error)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["isthmus", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+    captured = capsys.readouterr()
+    assert isinstance(done.value.code, int)
+    return done.value.code, captured.out, captured.err
+
+
+def test_a_machine_too_small_is_an_answer_and_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "plan", "deepseek-v3", "--ram", "192GB", *SERVER, "--json")
+    assert code == 0, err
+    data = json.loads(out)
+    assert data["best"] is None
+    assert data["instead"]["quant"] == "iq2_xxs"
+
+
+def test_a_repository_is_planned_from_its_header(
+    alphabet_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"alphabet-Q8_0.gguf": alphabet_model.read_bytes()}
+    machine = ["--ram", "8GB", *SERVER, "--json"]
+    with hub_server(Recorded({"owner/alphabet": files})) as hub:
+        done = isthmus("plan", "owner/alphabet:Q8_0", *machine, HF_ENDPOINT=hub.url)
+        monkeypatch.setattr(isthmus_hub, "Hub", partial(isthmus_hub.Hub, hub.url))
+        code, _, typo = run(capsys, "plan", "owner/alphabte", *machine)
+    assert done.returncode == 0, done.stderr
+    remote = json.loads(done.stdout)
+    there = json.loads(run(capsys, "plan", alphabet_model, *machine)[1])
+    assert remote["model"] | {"name": ""} == there["model"] | {"name": ""}
+    assert remote["strategies"] == there["strategies"]
+    assert code == 1
+    assert "did you mean owner/alphabet?" in typo
+
+
+def test_quantisations_are_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "plan.svg"
+    arguments = ["--compare", "q8_0,IQ2_XXS", "--chart", picture, "--ram", "64GB", *SERVER]
+    code, out, err = run(capsys, "plan", "gpt-oss-20b", *arguments)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["quant", "Q8_0", "IQ2_XXS"]
+    assert "'gpt-oss' can be planned but not run yet" in out
+    assert "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["deepsek-v3", "--ram", "1TB", *SERVER],
+            "no model and no built-in shape is called 'deepsek-v3'; did you mean deepseek-v3",
+        ),
+        (
+            ["deepseek-v3", "--quant", "q4km", "--ram", "1TB", *SERVER],
+            "no quant is called 'q4km' (did you mean q4_k_m",
+        ),
+        (["deepseek-v3", "--compare", "q9"], "--compare: no quant is called 'q9'"),
+        (["deepseek-v3", "--chart", "plan.bmp"], "--chart must name a .png or .svg file"),
+        (["deepseek-v3", "--ctx", "9999999", "--ram", "1TB", *SERVER], "this model's limit is 163840"),
+        (["owner/repo:Q4_K_M", "--quant", "q8_0", "--ram", "1TB", *SERVER], "leave one of them out"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "plan", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_machine_file_with_a_slip_is_refused_by_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = tmp_path / "machine.json"
+    machine.write_text('{"cores": 8, "ram": "64GB"}')
+    code, _, err = run(capsys, "plan", "mixtral-8x7b", "--machine", machine)
+    assert code == 2
+    assert "unknown key 'ram'" in err
