@@ -1,4 +1,5 @@
-"""Every error as HTTP: a status, and OpenAI's body `{"error": {message, type, param, code}}`.
+"""Every error as HTTP: a status, and the body of the protocol: OpenAI's `{"error":
+{message, type, param, code}}`, Anthropic's under /v1/messages, Ollama's under /api.
 
 Internal exception text never reaches a client: what is not an ApiError or an IsthmusError is a plain 500, and
 the traceback goes to the log.
@@ -7,7 +8,7 @@ the traceback goes to the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -49,8 +50,35 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error | dict(self.extra)}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        """In the shape of the protocol that `path` belongs to."""
+        shape = next((shape for start, shape in _SHAPES.items() if path.startswith(start)), None)
+        return JSONResponse(shape(self) if shape else self.body, self.status, self.headers)
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Anthropic's `{"type": "error", "error": {type, message}}`; what else is known stands beside them."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    known = {"param": error.param, "code": error.code} | dict(error.extra)
+    details = {name: value for name, value in known.items() if value is not None}
+    return {"type": "error", "error": {"type": kind, "message": error.message} | details}
+
+
+def ollama_body(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+_SHAPES: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+    "/v1/messages": anthropic_body,
+    "/api/": ollama_body,
+}
 
 
 class ClientGone(Exception):
@@ -102,13 +130,15 @@ def install(app: FastAPI) -> None:
             405: f"{where} is not allowed",
         }.get(error.status_code, str(error.detail))
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+        return ApiError(error.status_code, message, code=code, headers=error.headers).response(
+            request.url.path
+        )
 
     async def known_error(request: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
+        return as_api_error(error).response(request.url.path)
 
     async def fault(request: Request, error: Exception) -> Response:
-        return internal_error().response()  # Starlette raises it again for the log
+        return internal_error().response(request.url.path)  # Starlette raises it again for the log
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nginx's "client closed request"; never arrives anywhere

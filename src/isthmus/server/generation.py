@@ -80,6 +80,11 @@ class Generation:
     def ended(self) -> bool:
         return self._ended
 
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._detokenizer.stopped
+
     def take(self) -> tuple[list[Event], list[ShownToken]]:
         """What came since the last call. Tokens without text wait for those that complete a character."""
         events, self._unread = self._unread, []
@@ -198,3 +203,8 @@ class Choices:
         error = next((each.error for each in self.generations if each.error is not None), None)
         if error is not None:
             raise error
+
+
+async def events_of(choices: Choices) -> list[Event]:
+    """All of an answer of one choice."""
+    return [event async for piece in choices.pieces() for event in piece.events]

@@ -36,7 +36,9 @@ class HostCheck:
             if len(hosts) != 1 or _without_port(hosts[0]) not in self._allowed:
                 shown = ", ".join(hosts)[:100]
                 message = f"this server answers to localhost only, the Host header says {shown!r}"
-                await ApiError(403, message, code="host_not_allowed").response()(scope, receive, send)
+                await ApiError(403, message, code="host_not_allowed").response(scope["path"])(
+                    scope, receive, send
+                )
                 return
         await self._app(scope, receive, send)
 
@@ -52,7 +54,7 @@ class KeyCheck:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and not self._admits(scope):
             message = "this server needs its API key: send it as 'Authorization: Bearer KEY'"
             error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -45,6 +45,9 @@ class Prompts:
         _check_fits(len(prompt), context_tokens, "messages")
         return prompt
 
+    def count_chat(self, chat: ChatRequest) -> int:
+        return len(self.tokenizer.encode_segments(self.segments_of(chat)))
+
     def of_completion(self, body: CompletionRequest, context_tokens: int, vocab_size: int) -> list[list[int]]:
         """Token ids of each prompt. In a text its author may write special tokens, as a template does."""
         prompts = []

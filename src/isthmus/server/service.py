@@ -101,7 +101,7 @@ class Service:
             raise ApiError(503, message, code="engine_dead")
         return self.engine.info
 
-    async def start_chat(self, chat: ChatRequest) -> Choices:
+    async def start_chat(self, chat: ChatRequest, kind: str = "chatcmpl") -> Choices:
         """The answers to a conversation, under way. The caller closes them."""
         info = self.require(chat.model)
         params = chat.sampling_params()
@@ -111,7 +111,7 @@ class Service:
         async def prompts() -> list[list[int]]:
             return [await self.in_thread(lambda: self.prompts.of_chat(chat, limit))]
 
-        return await self.start("chatcmpl", prompts, params, chat.num_choices, lambda: parser_for(chat))
+        return await self.start(kind, prompts, params, chat.num_choices, lambda: parser_for(chat))
 
     async def start_completion(self, body: CompletionRequest) -> Choices:
         """The continuations of texts, under way. The caller closes them."""

@@ -8,6 +8,7 @@ service_tier, ...) and fields nobody knows are ignored.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from isthmus.server.errors import ApiError
@@ -63,9 +64,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(fields: dict[str, Any]) -> None:
-    """ApiError 400 for the first of the fields above whose value asks for something."""
-    for name, neutral in UNSUPPORTED.items():
+def refuse_unsupported(
+    fields: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED
+) -> None:
+    """ApiError 400 for the first of these fields whose value asks for something."""
+    for name, neutral in unsupported.items():
         value = fields.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in neutral):
             wanted = ", ".join(

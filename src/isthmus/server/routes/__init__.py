@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
-from isthmus.server.routes import chat_completions, completions, health, metrics, models, slots, tokenize
+from isthmus.server.routes import (
+    chat_completions,
+    completions,
+    health,
+    messages,
+    metrics,
+    models,
+    slots,
+    tokenize,
+)
 from isthmus.server.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
@@ -14,6 +23,7 @@ ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     models.build,
     chat_completions.build,
     completions.build,
+    messages.build,
     tokenize.build,
     metrics.build,
     slots.build,
