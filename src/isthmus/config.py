@@ -82,6 +82,7 @@ class RunOptions:
     stream_rows: int | None = None
     # Rows between layers and over the bus. None: bf16 on a GPU; f32 on the CPU, whose kernels know no other.
     residual_dtype: Literal["bf16", "f32"] | None = None
+    overlap: bool = False  # two halves of a step alternate between the device and the CPU's experts
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None:
@@ -100,6 +101,13 @@ class RunOptions:
             raise UsageError(f"exact_batching must be True or False, got {self.exact_batching!r}")
         if self.packed_cache is not None and not isinstance(self.packed_cache, bool):
             raise UsageError(f"packed_cache must be True, False or None, got {self.packed_cache!r}")
+        if not isinstance(self.overlap, bool):
+            raise UsageError(f"overlap must be True or False, got {self.overlap!r}")
+        if self.overlap and self.strategy not in ("auto", "hybrid"):
+            raise UsageError(
+                f"overlap is between a device and the CPU's experts, and strategy {self.strategy} has no "
+                "such two; use strategy hybrid, or leave it out"
+            )
         if self.residual_dtype is not None:
             check_choice("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
         check_choice("strategy", self.strategy, STRATEGIES)

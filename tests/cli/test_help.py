@@ -11,7 +11,7 @@ from cli.terminal import environment, isthmus
 from isthmus import __version__
 from isthmus.cli.main import app
 from isthmus.cli.options import RUN_OPTIONS
-from isthmus.config import RunOptions
+from isthmus.config import DEFAULT_PARALLEL, RunOptions
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"], ["--version"]])
@@ -49,13 +49,19 @@ def test_help_names_the_options_of_run() -> None:
         assert option in help_text
 
 
+# Options of a run that a command does not have, and defaults of its own.
+WITHOUT = {"bench": {"context_tokens", "parallel", "speculate"}}
+OWN_DEFAULTS = {"serve": {"parallel": DEFAULT_PARALLEL}}
+
+
 @pytest.mark.parametrize("command", ["run", "serve", "bench"])
 def test_every_option_of_a_run_is_on_the_command_line(command: str) -> None:
     """A field of RunOptions is offered once in cli/options.py, and so by each command."""
     only_in_the_environment = {"fake_numa"}  # for tests
-    assert set(RUN_OPTIONS) == {field.name for field in fields(RunOptions)} - only_in_the_environment
+    defaults = {field.name: field.default for field in fields(RunOptions)}
+    assert set(RUN_OPTIONS) == defaults.keys() - only_in_the_environment
     offered = {parameter.name: parameter for parameter in get_command(app).commands[command].params}
-    expected = RUN_OPTIONS.keys() - ({"context_tokens"} if command == "bench" else set())
-    assert {name: offered[name].default for name in expected} == {
-        field.name: field.default for field in fields(RunOptions) if field.name in expected
-    }
+    names = RUN_OPTIONS.keys() - WITHOUT.get(command, set())
+    assert offered.keys() & RUN_OPTIONS.keys() == names
+    wanted = defaults | OWN_DEFAULTS.get(command, {})
+    assert {name: offered[name].default for name in names} == {name: wanted[name] for name in names}

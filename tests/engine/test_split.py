@@ -14,6 +14,7 @@ from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Output, Request, SamplingParams
 from isthmus.engine.scheduler import StepPlan
+from isthmus.errors import UsageError
 from models import tiny
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -32,8 +33,8 @@ def engine(path: Path) -> Iterator[Engine]:
     made.close()
 
 
-def answer(engine: Engine, name: str, tokens: int = 4) -> list[Output]:
-    engine.add(Request(name, PROMPT, SamplingParams(temperature=0.0, max_tokens=tokens)))
+def answer(engine: Engine, name: str, prompt: list[int] = PROMPT, tokens: int = 4) -> list[Output]:
+    engine.add(Request(name, prompt, SamplingParams(temperature=0.0, max_tokens=tokens)))
     outputs: list[Output] = []
     while engine.has_work:
         outputs += engine.step()
@@ -62,6 +63,26 @@ def logits_of(engine: Engine) -> list[torch.Tensor]:
     answer(engine, "watched")
     engine._executor.execute = execute  # type: ignore[method-assign]
     return seen
+
+
+def test_overlap_hands_over_in_halves_and_changes_no_answer(path: Path, engine: Engine) -> None:
+    prompt = [1 + i % 9 for i in range(70)]
+    cut = Engine(path, RunOptions(strategy="hybrid", device="cpu", threads=2, overlap=True))
+    assert [o.token for o in answer(cut, "a", prompt)] == [o.token for o in answer(engine, "a", prompt)]
+    assert cut.handed_over is not None
+    assert engine.handed_over is not None
+    # The prefill's submits are two; a decode of one sequence cannot be cut.
+    assert cut.handed_over.submits == engine.handed_over.submits + len(engine.plan.experts)
+    cut.close()
+
+
+def test_overlap_without_experts_to_overlap_with_is_refused(path: Path, tmp_path: Path) -> None:
+    case = tiny.CASES["qwen3"]
+    dense = tiny.write_case(tmp_path / "dense.gguf", case, tiny.build(case))
+    with pytest.raises(UsageError, match=r"overlap is between .* this model has no experts"):
+        Engine(dense, RunOptions(strategy="hybrid", device="cpu", overlap=True))
+    with pytest.raises(UsageError, match="strategy cpu was taken"):
+        Engine(path, RunOptions(overlap=True))
 
 
 def spoil_weights(engine: Engine) -> Callable[[], None]:

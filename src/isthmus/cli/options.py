@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.config import ISA_NAMES, KV_DTYPES, STRATEGIES, RunOptions
+from isthmus.config import ISA_NAMES, KV_DTYPES, RESIDUAL_DTYPES, STRATEGIES, RunOptions
 from isthmus.errors import UsageError
 
 Model = Annotated[
@@ -66,6 +66,16 @@ RUN_OPTIONS: dict[str, Any] = {
     "stream_rows": Annotated[
         int | None,
         typer.Option(help="Rows of a prompt from which an expert crosses to the GPU. Default: measured."),
+    ],
+    "residual_dtype": Annotated[
+        str | None,
+        typer.Option(
+            help=f"Rows between layers: {', '.join(RESIDUAL_DTYPES)}. Default: bf16 on a GPU, f32 on the CPU."
+        ),
+    ],
+    "overlap": Annotated[
+        bool,
+        typer.Option("--overlap", help="hybrid: two halves of a step take turns on device and CPU. Exact."),
     ],
 }
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from isthmus.config import BLOCK_TOKENS
 from isthmus.native.rows import PagedRows
 
+GEMM_ROWS = 32  # that a matrix unit takes at a time: fewer leave part of it empty
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -28,7 +30,7 @@ class Batch:
     sequences: Tensor  # [T] row -> line of block_tables
     slots: Tensor  # [T] block * BLOCK_TOKENS + offset: where the row's keys and values go
     block_tables: Tensor  # [S, max_blocks]; entries past a sequence's end are any valid block
-    logit_rows: Tensor  # [R]
+    logit_rows: Tensor  # [R] ascending
 
     @property
     def num_rows(self) -> int:
@@ -82,13 +84,44 @@ class Step:
         self.rows = batch.paged_rows(0, batch.num_rows, num_blocks)
         self.is_decode = batch.is_decode
         self.wants_all_logits = batch.wants_all_logits
+        self._halves: tuple[Step, ...] = ()
         self._parts: dict[int, list[Part]] = {}
+
+    @property
+    def lanes(self) -> tuple[Step, ...]:
+        """The steps that this one is computed as, layer by layer in this order: itself, or its halves."""
+        return self._halves or (self,)
+
+    def cut(self) -> Step:
+        """Itself, its rows now two halves, each a view of the batch; whole if it is not worth cutting.
+
+        The first half's rows come before the second's in every sequence, so a chunk may be cut too.
+        """
+        first = self._first_of_second_half()
+        if first:
+            ends = ((0, first), (first, self.batch.num_rows))
+            self._halves = tuple(Step(_rows_of(self.batch, *end), self.num_blocks) for end in ends)
+        return self
+
+    def _first_of_second_half(self) -> int:
+        """0 for no cut. A chunk keeps whole units of the GEMM's rows."""
+        count = self.batch.num_rows
+        if count >= 2 * GEMM_ROWS:
+            return count // 2 // GEMM_ROWS * GEMM_ROWS
+        sequences = self.batch.sequences.numpy()
+        return count // 2 if sequences[0] != sequences[-1] else 0
+
+    def move_to(self, step: Step) -> None:
+        """What was recorded with this step runs over the indices of `step` next: as many rows, cut alike."""
+        self.rows.move_to(step.rows)
+        for half, to in zip(self._halves, step._halves, strict=True):
+            half.rows.move_to(to.rows)
 
     def parts(self, chunk_rows: int) -> list[Part]:
         """The rows in order, cut so that every chunk (chunk_rows or more of one sequence) stands alone."""
         if chunk_rows not in self._parts:
             whole = [(0, self.batch.num_rows, False)]  # every row its own sequence
-            cuts = whole if self.is_decode else _cut(self.batch.sequences, chunk_rows)
+            cuts = whole if self.is_decode else _cut_chunks(self.batch.sequences, chunk_rows)
             self._parts[chunk_rows] = [Part(self, begin, end, is_chunk) for begin, end, is_chunk in cuts]
         return self._parts[chunk_rows]
 
@@ -109,7 +142,29 @@ class Part:
             self.key_slots = slots.view(-1)[: self.rows.max_position + 1]  # int32 [keys the last row sees]
 
 
-def _cut(sequences: Tensor, chunk_rows: int) -> list[tuple[int, int, bool]]:
+def _rows_of(batch: Batch, begin: int, end: int) -> Batch:
+    """Rows [begin, end) as a batch, over the memory of the whole."""
+    if batch.is_decode:  # row t is line t: the half has lines of its own, from 0 on
+        return Batch(
+            batch.tokens[begin:end],
+            batch.positions[begin:end],
+            batch.sequences[: end - begin],
+            batch.slots[begin:end],
+            batch.block_tables[begin:end],
+            batch.logit_rows[: end - begin],
+        )
+    wanted = batch.logit_rows
+    return Batch(
+        batch.tokens[begin:end],
+        batch.positions[begin:end],
+        batch.sequences[begin:end],
+        batch.slots[begin:end],
+        batch.block_tables,
+        wanted[(wanted >= begin) & (wanted < end)] - begin,
+    )
+
+
+def _cut_chunks(sequences: Tensor, chunk_rows: int) -> list[tuple[int, int, bool]]:
     """(begin, end, is chunk) over all rows; neighbours that are no chunks stay together."""
     cuts: list[tuple[int, int, bool]] = []
     begin = 0

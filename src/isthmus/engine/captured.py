@@ -61,9 +61,9 @@ class CapturedStep:
     """
 
     def __init__(self, model: Model, state: State, batch: Batch, memory: StepMemory) -> None:
-        self._vocab_size, self._num_blocks = model.config.vocab_size, state.num_blocks
+        self._model, self._num_blocks = model, state.num_blocks
         self._batch = Batch(**{f.name: getattr(batch, f.name).clone() for f in fields(batch)})
-        self._step = self._batch.prepare(self._vocab_size, self._num_blocks)
+        self._step = model.prepare(self._batch, state.num_blocks)
         self._program = Program()
         watch = _Watch(memory)
         with self._program.recording(), watch:
@@ -76,8 +76,8 @@ class CapturedStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """The logits of `batch`, a decode of as many rows: f32 [T, vocab], valid until the next call."""
-        step = batch.prepare(self._vocab_size, self._num_blocks)
-        self._step.rows.move_to(step.rows)
+        step = self._model.prepare(batch, self._num_blocks)
+        self._step.move_to(step)
         self._batch.tokens.copy_(batch.tokens)
         self._program.run()
         return self.logits

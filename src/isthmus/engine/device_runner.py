@@ -99,7 +99,7 @@ class DeviceRunner:
 
     def _step(self, batch: Batch, *, may_capture: bool) -> Tensor:
         with torch.inference_mode(), self._as_one_step(batch.num_rows):
-            step = batch.prepare(self.model.config.vocab_size, self.state.num_blocks)
+            step = self.model.prepare(batch, self.state.num_blocks)
             if may_capture and step.is_decode and batch.num_rows <= MAX_CAPTURED_ROWS:
                 return self._on_host(self._decode(batch))
             return self._on_host(self._eager(step))
@@ -119,7 +119,7 @@ class DeviceRunner:
         bucket = bucket_of(batch.num_rows)
         assert self.state.spare_block is not None
         full = padded(batch, bucket, self.state.spare_block)
-        step = full.prepare(self.model.config.vocab_size, self.state.num_blocks + 1)  # the spare one too
+        step = self.model.prepare(full, self.state.num_blocks + 1)  # the spare one too
         captured = self._captured.get(bucket)
         if captured is None:
             captured = CapturedDecode(self, step)
@@ -164,7 +164,9 @@ class CapturedDecode:
     def __init__(self, runner: DeviceRunner, step: Step) -> None:
         self._places, self._state = runner.places, runner.state
         rows, width = step.batch.num_rows, runner.table_width
-        self._steps = [DeviceStep.for_decodes(rows, width, place.target) for place in self._places]
+        self._steps = [
+            DeviceStep.for_decodes(rows, width, place.target, len(step.lanes)) for place in self._places
+        ]
         self._inputs: list[Tensor] = []  # by stage: x as it comes from the one before
         self._outputs: list[Tensor] = []
         self._replays: list[Replay] = []

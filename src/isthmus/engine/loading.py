@@ -13,6 +13,7 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import (
     StandIns,
+    check_two_sided,
     gpus_of,
     hands_over,
     limit_memory,
@@ -65,6 +66,7 @@ def load(
 
     Raises NotEnoughMemoryError if one was asked for.
     """
+    check_two_sided(plan, options)
     if not gpus_of(plan):
         return _on_cpu(plan, source, options, progress(), store)
     try:

@@ -13,10 +13,11 @@ from isthmus.engine.batch import Batch, Step
 from isthmus.engine.state import KvDtype, State, StateKind
 from isthmus.models.config import DecoderConfig
 from isthmus.models.keys import Keys
-from isthmus.models.stages import Part, stages_of
+from isthmus.models.stages import LayerPart, stages_of
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
 from isthmus.modules.cache import PackedStore
+from isthmus.modules.lanes import Part
 from isthmus.modules.on_gpu.step import DeviceStep, DeviceSteps
 from isthmus.modules.on_gpu.target import Targets
 from isthmus.modules.router import Router
@@ -32,6 +33,9 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, state: State) -> Tensor:
         """fp32 [R, vocab]: logits of the rows in batch.logit_rows; writes the batch's rows into `state`."""
+
+    def prepare(self, batch: Batch, num_blocks: int) -> Step:
+        """The batch checked, for caches of so many blocks; cut in two where halves are to take turns."""
 
     def compute(self, step: Step | DeviceSteps, state: State) -> Tensor:
         """The same of a batch that is prepared; on devices of one that is there. On the last one's memory."""
@@ -64,6 +68,7 @@ class Decoder:
     def __init__(self, build: Builder, config: DecoderConfig, layers: Sequence[Layer]) -> None:
         self.config = config
         self.kv_dtype = build.options.kv_dtype
+        self._overlap = build.options.overlap
         self.embedding = build.embedding("token_embd.weight", config.vocab_size, config.hidden)
         self.layers = layers
         self.norm = build.norm("output_norm.weight", config.hidden, config.eps)
@@ -77,15 +82,20 @@ class Decoder:
                 *((target, self._layer(i)) for i, target in enumerate(self.targets)),
                 (build.target("output_norm.weight"), self._normalise),
                 (build.target(f"{head}.weight"), self._project),
-            ]
+            ],
+            build.split,
         )
 
     def forward(self, batch: Batch, state: State) -> Tensor:
         if state.kv_dtype != self.kv_dtype:  # native code would write past the caches
             raise ValueError(f"a state of {state.kv_dtype} for a model loaded for {self.kv_dtype}")
-        step = batch.prepare(self.config.vocab_size, state.num_blocks)
+        step = self.prepare(batch, state.num_blocks)
         targets = {stage.target for stage in self.stages if stage.target is not None}
         return self.compute(DeviceSteps.of(step, targets) if targets else step, state)
+
+    def prepare(self, batch: Batch, num_blocks: int) -> Step:
+        step = batch.prepare(self.config.vocab_size, num_blocks)
+        return step.cut() if self._overlap else step
 
     def compute(self, step: Step | DeviceSteps, state: State) -> Tensor:
         x = _NOTHING
@@ -98,7 +108,7 @@ class Decoder:
 
     def _layer(self, index: int) -> Part:
         layer = self.layers[index]
-        return lambda x, step, state: layer(x, step, state.layers[index])
+        return LayerPart(lambda x, step, state: layer(x, step, state.layers[index]))
 
     def _normalise(self, x: Tensor, step: AnyStep, state: State) -> Tensor:
         if step.logit_rows.numel() == 0:  # a chunk inside a prompt

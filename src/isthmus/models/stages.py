@@ -6,41 +6,56 @@ them; between two the rows of x are copied and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 
 from isthmus.engine.state import State
+from isthmus.modules.lanes import Part, through_layers
 from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.split import ExpertSplit
 
-# (x, the device's step, state) -> x. The first part of a model ignores the x it is given.
-Part = Callable[[Tensor, Any, State], Tensor]
+
+@dataclass(frozen=True)
+class LayerPart:
+    """A layer as a part: halves of a step may go through it in turns."""
+
+    layer: Part
+
+    def __call__(self, x: Tensor, step: Any, state: State) -> Tensor:
+        return self.layer(x, step, state)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """target: None for the native CPU."""
+    """target: None for the native CPU. split: of its layers' experts; None: none are handed over."""
 
     target: Target | None
+    split: ExpertSplit | None
     parts: tuple[Part, ...]
 
     def __call__(self, x: Tensor, step: Any, state: State) -> Tensor:
         """x: of the stage before, wherever it is; step: this target's (`DeviceStep`; the CPU's `Step`)."""
         if self.target is not None:
             x = x.to(self.target.device, non_blocking=True)
-        for part in self.parts:
-            x = part(x, step, state)
+        for are_layers, parts in groupby(self.parts, lambda part: isinstance(part, LayerPart)):
+            if are_layers:
+                x = through_layers(parts, x, step, state, self.split)
+            else:
+                for part in parts:
+                    x = part(x, step, state)
         return x
 
 
-def stages_of(parts: Iterable[tuple[Target | None, Part]]) -> tuple[Stage, ...]:
-    """Parts in order, neighbours on the same target together."""
+def stages_of(parts: Iterable[tuple[Target | None, Part]], split: ExpertSplit | None) -> tuple[Stage, ...]:
+    """Parts in order, neighbours on the same target together. split: of the native CPU."""
     stages: list[Stage] = []
     for target, part in parts:
         if stages and stages[-1].target is target:
-            stages[-1] = Stage(target, (*stages[-1].parts, part))
+            stages[-1] = replace(stages[-1], parts=(*stages[-1].parts, part))
         else:
-            stages.append(Stage(target, (part,)))
+            stages.append(Stage(target, target.split if target else split, (part,)))
     return tuple(stages)

@@ -60,7 +60,7 @@ class Builder:
         options that hold on the CPU alone.
         """
         self.options = options
-        self._split = split
+        self.split = split
         self._targets = targets
         if targets:
             _check_options(options)
@@ -194,8 +194,8 @@ class Builder:
         if target and self._targets:
             slots = self._targets.slots.get(layer)
             return self.add(on_gpu.routed_experts(target, layer, top_k, routed, shared, slots))
-        if self._split:
-            return self.add(SplitExperts(self._split, layer, top_k, routed, shared))
+        if self.split:
+            return self.add(SplitExperts(self.split, layer, top_k, routed, shared))
         return self.add(Experts(routed, shared, exact=self.options.exact_batching))
 
     def expert_matrices(self, hidden: int, experts: int, inner: int) -> Matrices:

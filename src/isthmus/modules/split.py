@@ -4,12 +4,13 @@
     -> y + shared + residual
 
 Sums are in the order of the experts operator that does it all at once, so both give the same bits on one
-device (design 1.6, 5); where the device has routed experts of its own, see `resident`.
+device (design 1.6, 5); where the device has routed experts of its own, see `resident`. Where two halves of a
+step take turns (lanes.py) the wait comes when the half has its next turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.modules.experts import Matrices, PackedMatrices, pack_matrices
 from isthmus.modules.loader import Loader
+from isthmus.modules.promise import Promise
 from isthmus.modules.resident import ResidentExperts
 from isthmus.modules.ring import ExpertRing
 from isthmus.modules.streamed import StreamedExperts, Streaming
@@ -70,6 +72,7 @@ class ExpertSplit:
 
     max_rows: of a step. settings: of the hand-off, such as dtype and device. exact: one driver for every row
     count. on_device: by layer, none where all are the CPU's. streaming: when experts cross; through `ring`.
+    lane: which half of a step has its turn.
     """
 
     kind: str  # a key of HANDOFFS
@@ -85,8 +88,10 @@ class ExpertSplit:
     ones: Tensor = field(default_factory=lambda: torch.empty(0))  # weights of choices that are summed later
     _rows_of_token: int = 1  # in the hand-off
     _use: ExpertUse = field(default_factory=ExpertUse)
-    _slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
-    _ring: Ring | None = None
+    lane: int = 0
+    _lanes: int = 1  # of the step under way
+    _slots: dict[tuple[int, int, int], Slot] = field(default_factory=dict)  # by lane, layer and rows
+    _rings: dict[int, Ring] = field(default_factory=dict)  # by lane
 
     @property
     def apart(self) -> bool:
@@ -101,17 +106,31 @@ class ExpertSplit:
             self.handoff = HANDOFFS[self.kind](hidden, choices, events=EVENTS, **self.settings)
         return self.handoff
 
+    def begin(self, step: Any) -> Sequence[Any]:
+        """A step is under way from now on; what it is computed as: itself, or its two halves.
+
+        A step whose experts stream stays whole: they would cross twice.
+        """
+        streams = self.streaming is not None and step.tokens.shape[0] > MAX_CAPTURED_ROWS
+        lanes: Sequence[Any] = (step,) if streams else step.lanes
+        self.lane, self._lanes = 0, len(lanes)
+        return lanes
+
+    def promised(self, like: Tensor, finish: Callable[[], Tensor]) -> Tensor:
+        """What `finish` gives, of the shape of `like`: now, or when this lane has its next turn."""
+        return Promise.like(like, finish) if self._lanes > 1 else finish()
+
     def slot(self, layer: int, num_tokens: int) -> Slot:
-        """A layer's own for the next power of two, or for a prefill chunk the next one of the ring."""
+        """Of this lane: a layer's own for the next power of two; for a prefill chunk the next of a ring."""
         assert self.handoff is not None
         if num_tokens <= MAX_CAPTURED_ROWS:
-            bucket = slot_rows(num_tokens)
-            if (layer, bucket) not in self._slots:
-                self._slots[layer, bucket] = self.handoff.register(layer, bucket * self._rows_of_token)
-            return self._slots[layer, bucket]
-        if self._ring is None:
-            self._ring = self.handoff.register_ring(self.max_rows * self._rows_of_token)
-        return self._ring.take(layer)
+            key = (self.lane, layer, slot_rows(num_tokens))
+            if key not in self._slots:
+                self._slots[key] = self.handoff.register(layer, key[-1] * self._rows_of_token)
+            return self._slots[key]
+        if self.lane not in self._rings:
+            self._rings[self.lane] = self.handoff.register_ring(self.max_rows * self._rows_of_token)
+        return self._rings[self.lane].take(layer)
 
     def way(self, layer: int, weights: PackedMatrices, top_k: int) -> Way:
         """How a layer's routed experts are computed. weights: gate, up and down on the host."""
@@ -232,13 +251,17 @@ class SplitExperts:
         if self._shared is not None:
             beside = torch.empty_like(residual)
             self._shared(x.data_ptr(), tokens, 0, 0, 1, 0, beside.data_ptr(), 0)
-        out = self._way.finish(started)
-        rows.join(
-            out.data_ptr(),
-            tokens,
-            hidden,
-            shared=0 if beside is None else beside.data_ptr(),
-            shared_weights=0 if shared_weights is None else shared_weights.data_ptr(),
-            residual=residual.data_ptr(),
-        )
-        return out
+
+        def finish() -> Tensor:
+            out = self._way.finish(started)
+            rows.join(
+                out.data_ptr(),
+                tokens,
+                hidden,
+                shared=0 if beside is None else beside.data_ptr(),
+                shared_weights=0 if shared_weights is None else shared_weights.data_ptr(),
+                residual=residual.data_ptr(),
+            )
+            return out
+
+        return self._split.promised(residual, finish)

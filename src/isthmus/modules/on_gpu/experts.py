@@ -155,6 +155,10 @@ class SplitExperts:
         assert all(rows.is_contiguous() for rows in given)
         self._handoff.submit(slot, len(x), *(rows.data_ptr() for rows in given), stream=stream)
         base = beside(self._shared, x, residual, shared_weights)
-        y = torch.empty_like(residual)
-        self._handoff.wait(slot, y.data_ptr(), stream=stream)
-        return torch.add(base, y, out=torch.empty_like(residual))  # fp32 within, where a shared expert is
+
+        def finish() -> Tensor:
+            y = torch.empty_like(residual)
+            self._handoff.wait(slot, y.data_ptr(), stream=stream)
+            return torch.add(base, y, out=torch.empty_like(residual))  # fp32 within, where a shared expert is
+
+        return self._split.promised(residual, finish)

@@ -52,7 +52,7 @@ class DeviceStep:
 
     tokens, positions, sequences, slots [T]; block_tables [S, max_blocks]; logit_rows [R]; as `Batch` has
     them, but a row at position -1 is nobody's. parts: the rows in order, cut so that each chunk stands alone.
-    end_position: no row's position reaches it.
+    lanes: as `Step.lanes`. end_position: no row's position reaches it.
     """
 
     tokens: Tensor
@@ -61,6 +61,7 @@ class DeviceStep:
     slots: Tensor
     logit_rows: Tensor
     block_tables: Tensor
+    _halves: tuple[DeviceStep, ...] = ()
 
     def __init__(self, step: Step, target: Target) -> None:
         """A copy of any batch; for one step."""
@@ -80,16 +81,19 @@ class DeviceStep:
         self._send()
         self.is_decode, self.wants_all_logits = step.is_decode, step.wants_all_logits
         self.end_position = step.rows.max_position + 1
+        if len(step.lanes) > 1:
+            self._halves = tuple(DeviceStep(half, target) for half in step.lanes)
         if len(cuts) == 1 and not cuts[0][2]:
             self.parts = [DevicePart(0, batch.num_rows, self.sequences, self.positions)]
         else:
             self.parts = [self._part(step, i, *cut) for i, cut in enumerate(cuts)]
 
     @classmethod
-    def for_decodes(cls, rows: int, max_blocks: int, target: Target) -> DeviceStep:
+    def for_decodes(cls, rows: int, max_blocks: int, target: Target, lanes: int = 1) -> DeviceStep:
         """Static buffers for decodes of up to `rows` sequences, of `max_blocks` blocks each; nobody's yet.
 
-        Every row wants its logits, those of nobody's rows mean nothing.
+        Every row wants its logits, those of nobody's rows mean nothing. lanes: 2 for decodes cut in two, all
+        of `rows` rows.
         """
         made = cls.__new__(cls)
         shapes: dict[str, tuple[int, ...]] = {
@@ -99,6 +103,9 @@ class DeviceStep:
         made.is_decode = made.wants_all_logits = True
         made.end_position = max_blocks * BLOCK_TOKENS
         made.parts = [DevicePart(0, rows, made.sequences, made.positions)]
+        if lanes == 2:
+            sizes = (rows // 2, rows - rows // 2)
+            made._halves = tuple(cls.for_decodes(size, max_blocks, target) for size in sizes)
         made._clear()
         made._send()
         return made
@@ -107,6 +114,10 @@ class DeviceStep:
     def num_rows(self) -> int:
         return self.tokens.shape[0]
 
+    @property
+    def lanes(self) -> tuple[DeviceStep, ...]:
+        return self._halves or (self,)
+
     def fill(self, step: Step) -> None:
         """Puts a decode into the static buffers, its sequences first; enqueued on the current stream.
 
@@ -114,7 +125,8 @@ class DeviceStep:
         """
         batch = step.batch
         rows, width = batch.num_rows, batch.block_tables.shape[1]
-        if not step.is_decode or rows > self.num_rows or width > self.block_tables.shape[1]:
+        fits = rows == self.num_rows if self._halves else rows <= self.num_rows
+        if not step.is_decode or not fits or width > self.block_tables.shape[1]:
             raise ValueError(
                 f"a batch of {rows} rows and block tables of {width} (decodes: {step.is_decode}); this step "
                 f"takes decodes of up to {self.num_rows} and {self.block_tables.shape[1]}"
@@ -129,6 +141,9 @@ class DeviceStep:
             }
         )
         self._send()
+        if self._halves:
+            for half, lane in zip(self._halves, step.lanes, strict=True):
+                half.fill(lane)
 
     def _make(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """The buffer, its twin on the host, and the fields as views of both."""
