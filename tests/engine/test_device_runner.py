@@ -1,0 +1,189 @@
+"""The engine on devices: the CPU's answers, and a decode that is a pure function of its buffers.
+
+The devices are CPUs with the kernels' torch references; what is around them - plan, placement of modules and
+caches, hand-offs, stages, captured steps - is what runs on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.recorded_lane import RecordedLane, RecordedThreaded, kernels_as_operations
+from engine.stand_in import Step, answers, logits_of, runner_of, start, watch
+from isthmus.config import BLOCK_TOKENS, RunOptions
+from isthmus.engine import loading
+from isthmus.engine.engine import Engine
+from isthmus.engine.scheduler import StepPlan
+from isthmus.modules import split
+from isthmus.modules.on_gpu import target
+from models import tiny
+from models.steps import prompt_of
+
+# Five decodes of three sequences; the second begins its second block meanwhile.
+PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([9, 62, 40])]
+TOKENS = 6
+EXPERT_LAYERS = {"qwen3moe": 2, "deepseek-v3": 2}
+
+
+@pytest.fixture(scope="module", params=["qwen3moe", "deepseek-v3"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = tiny.CASES[request.param]
+    model = tiny.round_to_bf16(tiny.build(case))
+    return tiny.write_case(tmp_path_factory.mktemp("models") / f"{request.param}.gguf", case, model)
+
+
+@pytest.fixture
+def engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    made = start(path, monkeypatch)
+    yield made
+    made.close()
+
+
+def test_what_ran_is_said(engine: Engine, path: Path) -> None:
+    answers(engine, PROMPTS[:1])
+    info, counted = engine.info, engine.handed_over
+    assert (info.strategy, info.devices, info.handoff) == ("hybrid", {"cuda:0": "cpu"}, "threaded")
+    assert info.device_bytes == {}  # nobody's VRAM
+    assert counted is not None
+    layers, hidden = EXPERT_LAYERS[path.stem], 64
+    rows = len(PROMPTS[0]) + 3  # the prompt and three tokens of four
+    assert counted.submits == counted.waits == layers * 4
+    assert counted.bytes_x == counted.bytes_y == layers * rows * hidden * 2  # bf16
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [({"strategy": "hybrid"}, 0.08), ({"strategy": "gpu"}, 0.08), ({"residual_dtype": "f32"}, 0.08)],
+)
+def test_logits_are_the_cpus_within_the_bound_of_bf16(
+    path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], bound: float
+) -> None:
+    """Design 6: of their standard deviation. The first decode too, whose token both chose."""
+    engine, plain = start(path, monkeypatch, **options), Engine(path, RunOptions(strategy="cpu", threads=2))
+    got, wanted = (logits_of(e, PROMPTS[1:2], 2) for e in (engine, plain))
+    assert len(got) == len(wanted) == 2
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine.argmax() == theirs.argmax()
+        assert (mine - theirs).abs().max() <= bound * theirs.std()
+    assert not torch.equal(got[0], wanted[0])  # another device: it can differ
+    engine.close()
+    plain.close()
+
+
+def against_eager(engine: Engine) -> list[int]:
+    """Every step from now on is also called eagerly and must give the same bits, also in the caches.
+
+    Returns the rows of each step, as they come.
+    """
+    runner, rows = runner_of(engine), []
+
+    def both(execute: Step, plan: StepPlan) -> Tensor:
+        rows.append(plan.num_rows)
+        captured = execute(plan).clone()
+        caches = caches_of(engine)
+        eager = runner.eager(plan)
+        assert torch.equal(captured, eager), f"a step of {plan.num_rows} rows"
+        for mine, theirs in zip(caches, caches_of(engine), strict=True):
+            assert torch.equal(mine, theirs)
+        return captured
+
+    watch(engine, both)
+    return rows
+
+
+def caches_of(engine: Engine) -> list[Tensor]:
+    """Copies of every block that may belong to a sequence."""
+    state = runner_of(engine).state
+    return [cache[: state.num_blocks].clone() for layer in state.layers for cache in vars(layer).values()]
+
+
+def spare_blocks(engine: Engine) -> Tensor:
+    state = runner_of(engine).state
+    assert state.spare_block is not None
+    caches = [cache for layer in state.layers for cache in vars(layer).values()]
+    return torch.cat([cache[state.spare_block].flatten() for cache in caches])
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_captured_step_is_the_eager_one(path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """Bit for bit, over replays with other tokens, positions and tables; a fourth row repeats one."""
+    engine = start(path, monkeypatch, gpus=gpus)
+    assert len(runner_of(engine).places) == gpus
+    rows = against_eager(engine)
+    answers(engine, PROMPTS, TOKENS)
+    assert rows.count(len(PROMPTS)) >= TOKENS - 2  # decodes of all three
+    assert spare_blocks(engine).any()
+    engine.close()
+
+
+def test_a_full_bucket_leaves_the_spare_block_alone(engine: Engine) -> None:
+    answers(engine, PROMPTS[:1], TOKENS)
+    assert not spare_blocks(engine).any()
+
+
+def test_two_devices_give_the_bits_of_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    two = start(path, monkeypatch, gpus=2)
+    assert len({place.target for place in runner_of(two).places}) == 2
+    assert list(two.info.devices) == ["cuda:0", "cuda:1"]
+    for mine, theirs in zip(logits_of(two, PROMPTS, 3), logits_of(engine, PROMPTS, 3), strict=True):
+        assert torch.equal(mine, theirs)
+    assert two.handed_over is not None
+    assert engine.handed_over is not None
+    assert two.handed_over.submits == engine.handed_over.submits
+    two.close()
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_decode_is_a_pure_function_of_its_buffers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    """Replayed as a list of operations over fixed memory, as a CUDA graph is: no code of the model runs."""
+    monkeypatch.setattr(RecordedLane, "lanes", [])
+    monkeypatch.setattr(loading, "lane_of", lambda device, graphs: RecordedLane(device))
+    monkeypatch.setitem(split.HANDOFFS, "threaded", RecordedThreaded)
+    kernels_of = target.kernels_of
+    monkeypatch.setattr(target, "kernels_of", lambda name: kernels_as_operations(kernels_of(name)))
+    engine = start(path, monkeypatch, gpus=gpus)
+    against_eager(engine)
+    answers(engine, PROMPTS, TOKENS)
+    assert len(RecordedLane.lanes) == gpus
+    for lane in RecordedLane.lanes:
+        assert lane.captured
+        assert all(len(operations) > 10 for operations in lane.captured)
+        assert lane.replays > len(lane.captured) + 2  # each once when it was captured
+    engine.close()
+
+
+def test_a_tied_head_is_where_the_embedding_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two devices x comes back to the first for it."""
+    case = tiny.CASES["llama3-tied"]
+    path = tiny.write_case(tmp_path / "tied.gguf", case, tiny.build(case))
+    one, two = start(path, monkeypatch, gpus=1), start(path, monkeypatch, gpus=2)
+    assert len(runner_of(two).places) == 3
+    rows = against_eager(two)
+    assert answers(two, PROMPTS) == answers(one, PROMPTS)
+    assert rows
+    one.close()
+    two.close()
+
+
+def test_caches_are_on_the_devices_of_their_layers(engine: Engine) -> None:
+    """`meta` shows it: a device on which nothing is by accident."""
+    from isthmus.engine.state import State
+
+    state = State(
+        runner_of(engine).model.state_spec()[:2], 3, "bf16", [torch.device("cpu"), torch.device("meta")]
+    )
+    first, second = (next(iter(vars(layer).values())) for layer in state.layers)
+    assert (first.device.type, second.device.type) == ("cpu", "meta")
+    assert len(first) == len(second) == 4
+    assert state.spare_block == state.num_blocks == 3
+    assert BLOCK_TOKENS in first.shape
