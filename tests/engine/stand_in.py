@@ -32,10 +32,8 @@ def start(path: Path, monkeypatch: pytest.MonkeyPatch, *, gpus: int = 1, **optio
     """The model on `gpus` stand-ins; strategy hybrid unless said otherwise."""
     monkeypatch.setattr(Machine, "detect", lambda: machine(gpus))
     names = [f"cuda:{i}" for i in range(gpus)]
-    chosen = RunOptions(**({"strategy": "hybrid", "device": "cuda", "threads": 2} | options))
-    engine = Engine(path, chosen, stand_ins=dict.fromkeys(names, CPU))
-    engine._scheduler.max_running = 4
-    return engine
+    chosen = RunOptions(**({"strategy": "hybrid", "device": "cuda", "threads": 2, "parallel": 4} | options))
+    return Engine(path, chosen, stand_ins=dict.fromkeys(names, CPU))
 
 
 def runner_of(engine: Engine) -> DeviceRunner:
