@@ -123,6 +123,8 @@ def test_a_strategy_that_hands_nothing_over_needs_no_hand_off(
     [
         ({"device": "cuda:1"}, r"there is no device cuda:1; there are cuda:0 \(RTX 4090\)"),
         ({"kv_dtype": "f32"}, "whose cache is bf16; leave --kv-dtype f32 out"),
+        ({"stream_rows": 64}, "--stream-rows is not executed yet"),
+        ({"strategy": "stream"}, "on which strategy stream is not executed yet"),
         ({"exact_batching": True}, "--exact-batching is for --strategy cpu"),
     ],
 )

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 # Strategies that the engine executes; the others are planned, and refused here.
 EXECUTABLE = ("cpu", "stream", "hybrid", "gpu")
 
+# Options of a split that works with CPU threads in a GPU's place only, so far.
+NOT_ON_GPUS = ("expert_cache", "stream_rows")
+
 # A plan's device -> what it is here. For tests: `{"cuda:0": torch.device("cpu")}` puts modules of torch
 # references in the place of a GPU's. Empty: a device is what its name says.
 StandIns = Mapping[str, torch.device]
@@ -91,6 +94,10 @@ def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
             f"{names} is to be used, whose products have one form for few rows and one for many; "
             "--exact-batching is for --strategy cpu"
         )
+    for option in NOT_ON_GPUS:
+        if getattr(options, option) is not None:
+            flag = option.replace("_", "-")
+            return f"{names} is to be used, where --{flag} is not executed yet; leave it out"
     real = [name for name in gpus if name not in stand_ins]
     if not real:
         return ""
