@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from engine.recorded_lane import RecordedLane, RecordedThreaded, kernels_as_operations
 from engine.stand_in import Step, answers, logits_of, runner_of, start, watch
-from isthmus.config import BLOCK_TOKENS, RunOptions
+from isthmus.config import BLOCK_TOKENS
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
 from isthmus.engine.scheduler import StepPlan
