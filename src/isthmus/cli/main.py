@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, pack, plan, profile, run, serve
+from isthmus.cli import bench, inspect, pack, plan, profile, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command()(bench.bench)
 app.command()(pack.pack)
 app.command()(profile.profile)
 app.command()(plan.plan)
+app.command()(inspect.inspect)
 
 
 def _print_version(value: bool) -> None:

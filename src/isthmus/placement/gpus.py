@@ -98,7 +98,7 @@ def with_published_rate(gpu: Gpu) -> Gpu:
 
 
 def _plain(name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` -> rtx4090; `NVIDIA A100-SXM4-80GB` -> a100-80gb; unknown ones as they are."""
+    """`NVIDIA GeForce RTX 4090` -> rtx4090; `NVIDIA A100-SXM4-80GB` -> a100-80gb; others stay."""
     keys = {key.replace("-", ""): key for key in GPUS}
     plain = re.sub(r"nvidia|geforce|generation|workstation|server|edition|blackwell|[\s_-]", "", name.lower())
     plain = re.sub(r"sxm\d?|hbm\d?e?", "", plain)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def _tensor(cursor: HeaderCursor, index: int, count: int, any_type: bool) -> Ten
 def _sized(tensors: list[TensorInfo], data_bytes: int) -> list[TensorInfo]:
     """Tensors of unknown types, which have no size of their own, get what lies before the next tensor."""
     starts = sorted(tensor.offset for tensor in tensors)
-    ends = dict(zip(starts, [*starts[1:], data_bytes], strict=True))
+    ends = dict(pairwise([*starts, data_bytes]))
     return [
         t if t.format.block_bytes else replace(t, nbytes=max(0, ends[t.offset] - t.offset)) for t in tensors
     ]
