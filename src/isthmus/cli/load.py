@@ -19,7 +19,19 @@ def describe(info: ModelInfo) -> str:
         f"{info.name}: {info.architecture}, {gb:.2f} GB in {info.load_seconds:.1f} s "
         f"({gb / info.load_seconds:.1f} GB/s), context {info.context_tokens} tokens, "
         f"{info.isa}, {info.threads} thread{'s' if info.threads > 1 else ''}{_nodes(info)}"
+        f"{_devices(info)}"
     )
+
+
+def _devices(info: ModelInfo) -> str:
+    """Nothing where the CPU is the device of everything."""
+    if info.strategy == "cpu":
+        return ""
+    taken = {name: f", {info.device_bytes[name] / 1e9:.2f} GB" for name in info.device_bytes}
+    devices = ", ".join(f"{name} ({what}{taken.get(name, '')})" for name, what in info.devices.items())
+    where = f" on {devices}" if devices else ""
+    how = f", experts handed over by {info.handoff}" if info.handoff else ""
+    return f"; {info.strategy}{where}{how}"
 
 
 def _nodes(info: ModelInfo) -> str:

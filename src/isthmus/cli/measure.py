@@ -54,6 +54,9 @@ def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, An
         "isa": native.current_isa(),
         "threads": engine.info.threads,
         "strategy": engine.info.strategy,
+        "devices": engine.info.devices,
+        "device_bytes": engine.device_bytes,  # at most, so far
+        "handoff": engine.info.handoff,
         "prefill_tok_s": prompt_tokens / prefill_s,
         **measure_decode(engine, prompt_tokens, new_tokens),
         "handed_over": asdict(engine.handed_over) if engine.handed_over else None,

@@ -1,0 +1,28 @@
+"""The line about what was loaded."""
+
+from dataclasses import replace
+
+from isthmus.cli.load import describe
+from isthmus.engine.request import ModelInfo
+
+INFO = ModelInfo("m", "qwen3moe", 9, 4096, "amx", 8, 20_000_000_000, 1, 10.0)
+
+
+def test_on_the_cpu_alone_it_names_no_device() -> None:
+    assert describe(INFO).endswith("context 4096 tokens, amx, 8 threads")
+
+
+def test_devices_are_named_with_what_they_took_and_how_experts_are_handed_over() -> None:
+    split = replace(
+        INFO,
+        strategy="hybrid",
+        devices={"cuda:0": "RTX 4090", "cuda:1": "RTX 3090"},
+        device_bytes={"cuda:0": 9_500_000_000, "cuda:1": 8_000_000_000},
+        handoff="stream_memops",
+    )
+    assert describe(split).endswith(
+        "8 threads; hybrid on cuda:0 (RTX 4090, 9.50 GB), cuda:1 (RTX 3090, 8.00 GB), experts handed over by "
+        "stream_memops"
+    )
+    on_cpu = replace(INFO, strategy="hybrid", handoff="threaded")
+    assert describe(on_cpu).endswith("8 threads; hybrid, experts handed over by threaded")
