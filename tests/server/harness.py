@@ -75,6 +75,8 @@ class PlainTemplate:
     While `hold` is clear, a rendering waits for it; `waiting` counts those.
     """
 
+    source = "<|turn|>"
+
     def __init__(self) -> None:
         self.hold = threading.Event()
         self.hold.set()

@@ -15,7 +15,7 @@ from typing import Literal
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import Output, Request, TokenLogprob
 from isthmus.errors import EngineError, IsthmusError
-from isthmus.server.events import Event, Parser, PlainParser, ToolCall, ToolCallBroken, joined
+from isthmus.server.events import Event, Parser, PlainParser, Reasoning, ToolCall, ToolCallBroken, joined
 from isthmus.server.logprobs import ShownToken, TokenTexts
 from isthmus.server.metrics import Metrics
 from isthmus.server.timing import Timing
@@ -72,6 +72,7 @@ class Generation:
         self._unread_tokens: list[ShownToken] = []
         self._num_characters = 0
         self._num_calls = 0
+        self.num_reasoning_tokens = 0  # those that brought a thought: text held back counts late
         self._ended = False
         self._changed = changed or asyncio.Event()
         engine.add(request, self._receive)
@@ -134,6 +135,8 @@ class Generation:
 
     def _parse(self, text: str, *, last: bool) -> None:
         events = [*self._parser.push(text), *(self._parser.finish() if last else ())]
+        if events and isinstance(events[0], Reasoning):
+            self.num_reasoning_tokens += 1
         self._num_calls += sum(isinstance(event, ToolCall) for event in events)
         self._num_calls -= sum(isinstance(event, ToolCallBroken) for event in events)
         self._unread = joined([*self._unread, *events])

@@ -101,7 +101,7 @@ class Service:
             raise ApiError(503, message, code="engine_dead")
         return self.engine.info
 
-    async def start_chat(self, chat: ChatRequest, kind: str = "chatcmpl") -> Choices:
+    async def start_chat(self, chat: ChatRequest, kind: str = "chatcmpl-") -> Choices:
         """The answers to a conversation, under way. The caller closes them."""
         info = self.require(chat.model)
         params = chat.sampling_params()
@@ -127,7 +127,7 @@ class Service:
 
         # After one token nothing comes: an end token is then told like any other, as its readers count on.
         ends = not (body.echo and body.logprobs is not None and body.token_limit == 1)
-        return await self.start("cmpl", prompts, params, body.num_choices, continues=True, ends=ends)
+        return await self.start("cmpl-", prompts, params, body.num_choices, continues=True, ends=ends)
 
     async def start(
         self,
@@ -144,7 +144,7 @@ class Service:
 
         `continues`: the answers go on from the prompts' text; `ends`: the model's end tokens end them.
         """
-        choices = Choices(f"{kind}-{uuid.uuid4().hex}", on_end=self._admit())
+        choices = Choices(f"{kind}{uuid.uuid4().hex}", on_end=self._admit())
         try:
             made = await prompts()
             limit = self.context_tokens(self.require_ready())  # again: the engine may have died meanwhile

@@ -13,6 +13,8 @@ from isthmus.server.routes import (
     messages,
     metrics,
     models,
+    ollama,
+    responses,
     slots,
     tokenize,
 )
@@ -24,6 +26,8 @@ ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     chat_completions.build,
     completions.build,
     messages.build,
+    responses.build,
+    ollama.build,
     tokenize.build,
     metrics.build,
     slots.build,

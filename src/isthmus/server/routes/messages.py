@@ -52,7 +52,7 @@ def build(service: Service) -> APIRouter:
 
 
 async def _whole(service: Service, chat: ChatRequest) -> Response:
-    choices = await service.start_chat(chat, "msg")
+    choices = await service.start_chat(chat, "msg_")
     try:
         events = await events_of(choices)
     finally:
@@ -61,7 +61,7 @@ async def _whole(service: Service, chat: ChatRequest) -> Response:
 
 
 async def _stream(service: Service, chat: ChatRequest) -> Response:
-    choices = await service.start_chat(chat, "msg")
+    choices = await service.start_chat(chat, "msg_")
     return await stream_of(choices, _frames(service, choices), service.options.ping_interval_s, ANTHROPIC)
 
 
