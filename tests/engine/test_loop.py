@@ -1,6 +1,10 @@
 """The step loop over a fake executor: the token after t is t + 1, so every answer can be read off."""
 
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isthmus.engine.loop import StepLoop
-from isthmus.engine.request import Output, Request, SamplingParams
+from isthmus.engine.mask import TokenMask
+from isthmus.engine.request import Grammar, Output, Request, SamplingParams
 from isthmus.engine.scheduler import Scheduler, SequenceSlice, StepPlan
 from isthmus.errors import ContextLengthError, UsageError
 
@@ -18,25 +23,31 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Counting:
-    """Logits that make the successor of the last token the most probable. `fault` may spoil a slice's row."""
+    """Logits that make the successor of each token the most probable. `fault` may spoil a slice's rows."""
 
-    def __init__(self, fault: Callable[[SequenceSlice, Tensor], None] = lambda part, row: None) -> None:
+    def __init__(self, fault: Callable[[SequenceSlice, Tensor], None] = lambda part, rows: None) -> None:
         self.fault = fault
         self.plans: list[StepPlan] = []
 
     def execute(self, plan: StepPlan) -> Tensor:
         self.plans.append(plan)
-        wanting = [part for part in plan.slices if part.reaches_end]
-        logits = torch.zeros(len(wanting), VOCAB)
-        for part, row in zip(wanting, logits, strict=True):
-            row[(part.sequence.tokens[-1] + 1) % VOCAB] = 1.0
-            self.fault(part, row)
+        logits = torch.zeros(sum(part.num_logits for part in plan.slices), VOCAB)
+        begin = 0
+        for part in plan.slices:
+            rows = logits[begin : begin + part.num_logits]
+            for token, row in zip(part.tokens[part.num_rows - len(rows) :], rows, strict=True):
+                row[(token + 1) % VOCAB] = 1.0
+            begin += len(rows)
+            if part.reaches_end:
+                self.fault(part, rows)
         return logits
 
 
-def loop(executor: Counting | None = None, context: int = 32, chunk: int = 8, running: int = 1) -> StepLoop:
+def loop(
+    executor: Counting | None = None, context: int = 32, chunk: int = 8, running: int = 1, **options: Any
+) -> StepLoop:
     scheduler = Scheduler(running * context // 4, 4, context, chunk, max_running=running)
-    return StepLoop(executor or Counting(), scheduler, VOCAB)
+    return StepLoop(executor or Counting(), scheduler, VOCAB, **options)
 
 
 def run(engine: StepLoop) -> list[Output]:
@@ -139,7 +150,7 @@ def test_a_cancelled_request_leaves_at_once_wherever_it_is(steps: int) -> None:
 
 
 def test_a_failing_step_ends_its_requests_and_no_other() -> None:
-    def fail(part: SequenceSlice, row: Tensor) -> None:
+    def fail(part: SequenceSlice, rows: Tensor) -> None:
         if part.sequence.request.id == "bad":
             raise RuntimeError("tile 7 is broken")
 
@@ -153,9 +164,9 @@ def test_a_failing_step_ends_its_requests_and_no_other() -> None:
 
 
 def test_logits_that_are_not_finite_end_one_request_of_a_batch() -> None:
-    def spoil(part: SequenceSlice, row: Tensor) -> None:
+    def spoil(part: SequenceSlice, rows: Tensor) -> None:
         if part.sequence.request.id == "bad" and part.start > 0:
-            row[3] = float("nan")
+            rows[0, 3] = float("nan")
 
     engine = loop(Counting(spoil), running=2)
     engine.add(Request("bad", [1], greedy(5)))
@@ -191,3 +202,161 @@ def test_every_request_ends_once_and_counts_on(running: int, jobs: list[tuple[in
         tokens = [event.token for event in mine if event.token is not None]
         assert tokens == list(range(prompt, prompt + len(tokens)))
         assert len(tokens) == answer or mine[-1].finish_reason == "cancelled"
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    """One logit of 1 among zeros; the bias chooses another token and does not show."""
+    engine = loop()
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, logit_bias={40: 50.0})
+    engine.add(Request("a", [10], params))
+    (event,) = run(engine)
+    normaliser = math.log(math.e + VOCAB - 1)
+    assert event.logprob is not None
+    assert event.logprob.token == event.token == 40
+    assert event.logprob.logprob == pytest.approx(-normaliser)
+    assert [token for token, _ in event.logprob.top] == [11, 0]
+    assert event.logprob.top[0][1] == pytest.approx(1 - normaliser)
+
+
+def test_log_probabilities_of_a_prompt_come_once_with_the_first_token() -> None:
+    engine = loop(chunk=8)
+    prompt = [*range(10), 50, 51]
+    engine.add(Request("a", prompt, SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1)))
+    first, second = run(engine)
+    assert second.prompt_logprobs is None
+    assert first.prompt_logprobs is not None
+    told = first.prompt_logprobs[1:]
+    assert first.prompt_logprobs[0] is None
+    assert [each.token for each in told if each] == prompt[1:]
+    surprising = [each.token for each in told if each and each.token != each.top[0][0]]
+    assert surprising == [50]  # all others are their predecessors' successors
+
+
+class EvenOnly:
+    """A grammar of even tokens, `limit` of them; then 99, which ends the answer."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def accept(self, token: int) -> None:
+        if token % 2 or not self.left:
+            raise ValueError("odd")
+        self.left -= 1
+
+
+class EvenGrammars:
+    """`text`: how many tokens an answer has; "bad" is refused. Compiles when `may_go` is set."""
+
+    def __init__(self) -> None:
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.calls: list[int] = []
+
+    def compile(self, grammar: Grammar) -> TokenMask:
+        self.may_go.wait(10)
+        if grammar.text == "bad":
+            raise UsageError("no such rule")
+        return EvenOnly(int(grammar.text))
+
+    def mask(self, rows: Sequence[tuple[TokenMask, Tensor]]) -> None:
+        self.calls.append(len(rows))
+        for mask, row in rows:
+            assert isinstance(mask, EvenOnly)
+            row[1::2] = -math.inf
+            if mask.left:
+                row[98] = 0.5
+            else:
+                row[:] = -math.inf
+                row[99] = 1.0
+
+
+def of_grammar(text: str, **params: Any) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0} | params), grammar=Grammar("lark", text))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_keeps_to_its_grammar_beside_one_without(temperature: float) -> None:
+    grammars = EvenGrammars()
+    engine = loop(running=3, grammars=lambda: grammars)
+    params = of_grammar("3", temperature=temperature, seed=1, logprobs=0)
+    engine.add(Request("even", [10], params, stop_ids=frozenset({99})))
+    engine.add(Request("also", [20], params, stop_ids=frozenset({99})))
+    engine.add(Request("free", [10], greedy(6)))
+    futures.wait([job.compiling for job in engine._jobs.values() if job.compiling], timeout=10)
+    events = run(engine)
+    even = [event for event in events if event.request_id == "even"]
+    assert [event.finish_reason for event in even] == [None, None, None, "stop"]
+    assert all(event.token is not None and event.token % 2 == 0 for event in even[:-1])
+    assert all(event.logprob and math.isfinite(event.logprob.logprob) for event in even[:-1])
+    free = [event.token for event in events if event.request_id == "free"]
+    assert free == [11, 12, 13, 14, 15, 16]
+    assert max(grammars.calls) == 2  # all masks of a step in one call
+
+
+def test_others_go_on_while_a_grammar_is_compiled_and_it_can_be_cancelled() -> None:
+    grammars = EvenGrammars()
+    grammars.may_go.clear()
+    engine = loop(grammars=lambda: grammars)
+    engine.add(Request("slow", [10], of_grammar("1", max_tokens=1)))
+    engine.add(Request("gone", [10], of_grammar("1", max_tokens=1)))
+    engine.add(Request("free", [10], greedy(2)))
+    assert [event.request_id for _ in range(2) for event in engine.step()] == ["free", "free"]
+    engine.cancel("gone")
+    assert [event.finish_reason for event in engine.step()] == ["cancelled"]
+    assert engine.has_work
+    assert engine.step() == []  # nothing to compute: a short wait
+    grammars.may_go.set()
+    assert [(event.request_id, event.finish_reason) for event in run(engine)] == [("slow", "length")]
+
+
+def test_a_bad_grammar_ends_its_request_and_an_engine_without_any_refuses() -> None:
+    engine = loop(grammars=EvenGrammars)
+    engine.add(Request("a", [10], of_grammar("bad")))
+    (event,) = run(engine)
+    assert (event.finish_reason, event.error) == ("error", "the grammar: no such rule")
+    with pytest.raises(UsageError, match="has no grammars"):
+        loop().add(Request("a", [10], of_grammar("1")))
+
+
+def test_guesses_that_are_right_make_several_tokens_in_a_step() -> None:
+    """What follows 10, 11, 12 up to 19 is known: 4 guesses, all right; then 8, of which 18 and 19 are."""
+    executor = Counting()
+    engine = loop(executor, context=128, chunk=64, speculate=True)
+    engine.add(Request("a", [*range(20), 50, *range(12)], greedy(30)))
+    events = run(engine)
+    assert [event.token for event in events] == list(range(12, 42))
+    stats = engine.stats()
+    assert (stats.drafted_tokens, stats.accepted_tokens, stats.output_tokens) == (12, 6, 30)
+    assert len(executor.plans) == 30 - 6
+    assert [event.num_output_tokens for event in events] == list(range(1, 31))
+
+
+def test_a_stop_token_among_guesses_ends_the_answer() -> None:
+    engine = loop(context=128, chunk=64, speculate=True)
+    engine.add(Request("a", [*range(20), 50, *range(12)], GREEDY, stop_ids=frozenset({15})))
+    events = run(engine)
+    assert [event.token for event in events] == [12, 13, 14, None]
+    assert events[-1].finish_reason == "stop"
+
+
+def test_statistics_add_up() -> None:
+    engine = loop(running=2, context=32, chunk=16)
+    engine.add(Request("a", list(range(10)), greedy(3)))
+    run(engine)
+    for name in "bcd":
+        engine.add(Request(name, list(range(10)), greedy(3)))
+    engine.step()
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (2, 1)
+    assert (stats.num_blocks, stats.num_used_blocks, stats.block_tokens) == (16, 4, 4)  # 2 shared, 1 each
+    assert [(slot.request_id, slot.waiting, slot.num_cached_tokens) for slot in stats.slots] == [
+        ("b", False, 8),
+        ("c", False, 8),
+        ("d", True, 0),
+    ]
+    run(engine)
+    stats = engine.stats()
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.output_tokens) == (40, 24, 12)
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks, stats.slots) == (0, 0, 0, ())
+    assert stats.num_cached_blocks == 3  # 12 of 13 tokens
+    assert stats.steps == 3 + 6

@@ -30,3 +30,21 @@ def test_all_fields_are_what_native_code_takes() -> None:
         tensor = getattr(batch, field.name)
         assert tensor.dtype == torch.int32
         assert tensor.is_contiguous()
+
+
+def test_a_draft_is_rows_after_its_sequence_and_runs_as_a_decode() -> None:
+    a = Sequence(Request("a", [10, 11]), 12, tokens=[10, 11, 99], blocks=[7, 2])
+    b = Sequence(Request("b", [20]), 12, tokens=[20], blocks=[3])
+    batch = make_batch(StepPlan((SequenceSlice(a, 2, 1, (50, 51)), SequenceSlice(b, 0, 1))), block_tokens=4)
+    assert batch.tokens.tolist() == [99, 50, 51, 20]
+    assert batch.slots.tolist() == [7 * 4 + 2, 7 * 4 + 3, 2 * 4 + 0, 3 * 4 + 0]
+    assert batch.logit_rows.tolist() == [0, 1, 2, 3]
+    assert batch.is_like_decode
+    assert not batch.is_decode
+
+
+def test_a_chunk_is_not_like_a_decode_even_if_all_its_logits_are_wanted() -> None:
+    for rows, alike in ((31, True), (32, False)):
+        a = Sequence(Request("a", [1] * rows), 64, tokens=[1] * rows, blocks=[1])
+        part = SequenceSlice(a, 0, rows, all_logits=True)
+        assert make_batch(StepPlan((part,)), block_tokens=64).is_like_decode == alike

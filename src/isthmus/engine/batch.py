@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.config import BLOCK_TOKENS
+from isthmus.config import BLOCK_TOKENS, MIN_CHUNK_ROWS
 from isthmus.native.rows import PagedRows
 
 GEMM_ROWS = 32  # that a matrix unit takes at a time: fewer leave part of it empty
@@ -44,6 +44,14 @@ class Batch:
     def is_decode(self) -> bool:
         """One row of each sequence, all of which want logits."""
         return self.wants_all_logits and np.array_equal(self.sequences.numpy(), np.arange(self.num_rows))
+
+    @cached_property
+    def is_like_decode(self) -> bool:
+        """Whether modules call the same operators as for a decode of as many rows: drafts are verified so.
+
+        All rows want logits, and no sequence has enough of them to be a chunk.
+        """
+        return self.wants_all_logits and int(np.bincount(self.sequences.numpy()).max()) < MIN_CHUNK_ROWS
 
     def prepare(self, vocab_size: int, num_blocks: int) -> Step:
         """The batch with its indices copied and checked: our own scheduler's mistakes, each a ValueError."""

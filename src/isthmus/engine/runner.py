@@ -50,7 +50,7 @@ class Runner:
         """
         with torch.inference_mode(), abandoned_if_failing(self._handoff):
             batch = make_batch(plan, self.block_tokens)
-            if self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_decode:
+            if self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode:
                 return self._decode(batch)
             return self.model.forward(batch, self.state)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from isthmus.config import MIN_CHUNK_ROWS
 from isthmus.engine.batch import Part, Step
 from isthmus.engine.state import LatentCache, PagedLatent
 from isthmus.modules.linear import HeadLinear
@@ -30,7 +31,7 @@ from isthmus.weights.source import RawTensor
 if TYPE_CHECKING:
     from isthmus.modules.builder import Builder
 
-EXPAND_ROWS = 32  # design 4.7
+EXPAND_ROWS = MIN_CHUNK_ROWS  # design 4.7
 SEGMENT_TOKENS = rows.SPLIT_TOKENS  # keys expanded at a time: 84 MB for the 128 heads of DeepSeek-V3
 
 
