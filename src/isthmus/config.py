@@ -31,7 +31,7 @@ BLOCK_TOKENS = 64
 # layers no longer counts.
 MAX_CAPTURED_ROWS = 32
 
-# From so many rows of one sequence on, modules may take them as a chunk, with other operators than single rows.
+# From so many rows of one sequence on, modules may take them as a chunk, by other operators than for rows.
 MIN_CHUNK_ROWS = 32
 
 # A context larger than this is only reserved when asked for: a model's own limit (128k and more) would take
