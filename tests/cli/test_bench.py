@@ -24,6 +24,7 @@ KEYS = [
     "outside_products_share",
     "step_shares",
     "handed_over",
+    "experts",
     "commit",
 ]
 
