@@ -17,6 +17,7 @@ from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import StandIns, device_name, executable_plan
+from isthmus.engine.expert_cache import LearningRunner
 from isthmus.engine.loading import load
 from isthmus.engine.loop import Executor, StepLoop
 from isthmus.engine.mask import Grammars
@@ -108,7 +109,11 @@ class Engine(StepLoop):
             plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens, options.parallel
         )
         self._runner = loaded.runner
-        runner: Executor = self._runner if cache is None else _OverMappedWeights(self._runner, cache)
+        runner: Executor = self._runner
+        if loaded.cache is not None:
+            runner = LearningRunner(runner, loaded.cache)
+        if cache is not None:
+            runner = _OverMappedWeights(runner, cache)
         super().__init__(
             runner, scheduler, self.info.vocab_size, grammars, speculate=options.speculate == "ngram"
         )

@@ -21,8 +21,10 @@ from isthmus.engine.devices import (
     out_of_memory,
     torch_device,
 )
+from isthmus.engine.expert_cache import ExpertCache, Places
 from isthmus.engine.graphs import lane_of
 from isthmus.engine.handoffs import Handoffs
+from isthmus.engine.lfru import Lfru
 from isthmus.engine.runner import Runner
 from isthmus.engine.state import State
 from isthmus.models.base import Model, load_model
@@ -46,6 +48,7 @@ class Loaded:
     runner: Runner | DeviceRunner
     handoffs: Handoffs
     split: ExpertSplit | None = None  # of the CPU with itself
+    cache: ExpertCache | None = None
     devices: Mapping[str, torch.device] = field(
         default_factory=dict
     )  # of the plan's; none: the CPU, natively
@@ -94,7 +97,21 @@ def _on_cpu(
     handoff = split.handoff if split else None
     state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
     runner = Runner(model, state, BLOCK_TOKENS, handoff, captures=plan.strategy != "stream")
-    return Loaded(plan, model, runner, Handoffs([handoff] if handoff else []), split=split)
+    handoffs = Handoffs([handoff] if handoff else [])
+    cache = cache_of(plan, split.resident, split.count_upload) if split else None
+    return Loaded(plan, model, runner, handoffs, split=split, cache=cache)
+
+
+def cache_of(
+    plan: Plan, places: Mapping[int, Places], count_upload: Callable[[int], None]
+) -> ExpertCache | None:
+    """Of those layers whose tables have places to spare."""
+    layers = {}
+    for layer, table in plan.experts.items():
+        if table.spare:
+            stay = len(table.resident)
+            layers[layer] = (places[layer], Lfru(range(stay, stay + table.spare), table.resident))
+    return ExpertCache(layers, count_upload) if layers else None
 
 
 def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:

@@ -52,13 +52,8 @@ class ResidentExperts:
         self.table = torch.full((weights[0].experts,), choices.NO_EXPERT, dtype=torch.int32)
         self._uses = torch.zeros(weights[0].experts, dtype=torch.int64)
         for slot, expert in enumerate(resident):
-            self.put(slot, expert)
-
-    def put(self, slot: int, expert: int) -> None:
-        """Copies the expert there and says so in the table. Between steps; the slot is free."""
-        assert self.slots is not None
-        self.slots.put(slot, expert)
-        self.table[expert] = slot
+            self.upload(slot, expert)
+            self.enter(slot, expert)
 
     def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
         """x fp32 [T, H], ids int32 and weights fp32 [T, k]."""
@@ -118,8 +113,30 @@ class ResidentExperts:
         )
         return here, there
 
-    def take_uses(self) -> list[int]:
-        """By expert, how many choices fell on it since the last call. Between steps."""
-        uses: list[int] = self._uses.tolist()
+    def take_uses(self) -> dict[int, int]:
+        """By expert, how many choices fell on it since the last call, and counts them. Between steps."""
+        used = torch.nonzero(self._uses).view(-1)
+        uses = dict(zip(used.tolist(), self._uses[used].tolist(), strict=True))
         self._uses.zero_()
+        here = self.table[used].tolist()
+        hits = sum(count for count, slot in zip(uses.values(), here, strict=True) if slot >= 0)
+        self._split.count_choices(sum(uses.values()), hits)
         return uses
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.slots.expert_bytes if self.slots is not None else 0
+
+    def leave(self, expert: int) -> None:
+        self.table[expert] = choices.NO_EXPERT
+
+    def upload(self, slot: int, expert: int) -> None:
+        """A copy that has ended when this returns: the CPU in a device's place has nobody else to make it."""
+        assert self.slots is not None
+        self.slots.put(slot, expert)
+
+    def uploaded(self, slot: int) -> bool:
+        return True
+
+    def enter(self, slot: int, expert: int) -> None:
+        self.table[expert] = slot

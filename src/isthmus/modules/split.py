@@ -11,7 +11,7 @@ step take turns (lanes.py) the wait comes when the half has its next turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -154,13 +154,12 @@ class ExpertSplit:
         if self.ring is not None:
             self._use.streamed, self._use.bytes_streamed = self.ring.copied, self.ring.copied_bytes
         for resident in self.resident.values():
-            self.count_uses(resident.table, resident.take_uses())
-        return self._use
+            resident.take_uses()
+        return replace(self._use)
 
-    def count_uses(self, table: Tensor, uses: list[int]) -> None:
-        """uses: of a step or several during which `table` was as it is."""
-        hits = sum(count for count, slot in zip(uses, table.tolist(), strict=True) if slot >= 0)
-        self.count_choices(sum(uses), hits)
+    def count_upload(self, nbytes: int) -> None:
+        self._use.uploads += 1
+        self._use.bytes_uploaded += nbytes
 
     def count_choices(self, count: int, hits: int) -> None:
         self._use.hits += hits

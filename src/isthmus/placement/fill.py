@@ -170,6 +170,8 @@ def _refusal(job: Job, layout: _Layout, reserve: int, free: list[int]) -> NotEno
     shorter, fitting = layout.search(1, max(2, -(-tokens // BLOCK_TOKENS)))
     if fitting is not None:
         remedy = f"a shorter context: {shorter * BLOCK_TOKENS} tokens fit (--ctx)"
+    elif job.cache_bytes and need - job.cache_bytes * len(free) <= sum(free):
+        remedy = "a smaller --expert-cache"
     elif experts:
         remedy = "--strategy hybrid, which keeps the experts in RAM"
     elif need <= sum(free):
