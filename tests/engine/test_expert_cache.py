@@ -96,7 +96,5 @@ def test_without_exact_batching_the_captured_step_reads_the_table_as_it_is_then(
 def test_a_budget_that_cannot_be_kept_is_refused_with_the_numbers(path: Path) -> None:
     with pytest.raises(UsageError, match=r"one expert of each of the 2 layers on cpu takes 0\.000 GiB"):
         engine_of(path, strategy="hybrid", device="cpu", expert_cache=EXPERT_BYTES)
-    with pytest.raises(
-        NotEnoughMemoryError, match=r"4096\.0 GiB are needed .*; try a smaller --expert-cache"
-    ):
+    with pytest.raises(NotEnoughMemoryError, match=r"4096\.0 GiB .* try a smaller --expert-cache"):
         engine_of(path, strategy="hybrid", device="cpu", expert_cache="4TiB")
