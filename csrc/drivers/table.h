@@ -30,17 +30,27 @@ constexpr auto choose_gemm() {
   }
 }
 
+// Formats whose unpacking is their own in every vocabulary: they look grid points up.
+template <class F>
+constexpr bool kLooksUp = requires { F::template code_pair<0, 0>(nullptr, 0); };
+
 struct FormatKernels {
   decltype(MatmulKernels::gemv) gemv;
   decltype(MatmulKernels::gemm) gemm;
   decltype(MatmulKernels::dequantize_row) dequantize_row;
 };
 
-template <class Gemm, int Id>
+// kOther: the table of an instruction set with the same vocabulary but for lookups, whose GEMV is taken then.
+using OtherTable = const KernelTable& (*)();
+
+template <class Gemm, OtherTable kOther, int Id>
 constexpr FormatKernels format_kernels() {
   if constexpr (KnownFormat<Id>) {
     using F = Format<Id>;
-    return {&gemv<F>, choose_gemm<Gemm, F>(), &dequantize_row<F>};
+    if constexpr (kOther != nullptr && !kLooksUp<F>)
+      return {nullptr, choose_gemm<Gemm, F>(), nullptr};
+    else
+      return {&gemv<F>, choose_gemm<Gemm, F>(), &dequantize_row<F>};
   } else {
     return {};
   }
@@ -50,28 +60,45 @@ struct FormatTable {
   FormatKernels of[kFormatIds];
 };
 
-template <class Gemm, int... Ids>
+template <class Gemm, OtherTable kOther, int... Ids>
 constexpr FormatTable make_format_table(std::integer_sequence<int, Ids...>) {
-  return {{format_kernels<Gemm, Ids>()...}};
+  return {{format_kernels<Gemm, kOther, Ids>()...}};
 }
 
-template <class Gemm>
-constexpr FormatTable kFormats = make_format_table<Gemm>(std::make_integer_sequence<int, kFormatIds>{});
+template <class Gemm, OtherTable kOther>
+constexpr FormatTable kFormats =
+    make_format_table<Gemm, kOther>(std::make_integer_sequence<int, kFormatIds>{});
+
+template <class Gemm, OtherTable kOther>
+void any_gemv(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
+              int64_t y_stride) {
+  const auto own = kFormats<Gemm, kOther>.of[w.format].gemv;
+  if constexpr (kOther != nullptr) {
+    if (own == nullptr) return kOther().matmul.gemv(w, x, begin, end, y, y_stride);
+  }
+  own(w, x, begin, end, y, y_stride);
+}
+
+template <class Gemm, OtherTable kOther>
+void any_row(const MatrixView& w, int64_t row, float* out) {
+  const auto own = kFormats<Gemm, kOther>.of[w.format].dequantize_row;
+  if constexpr (kOther != nullptr) {
+    if (own == nullptr) return kOther().matmul.dequantize_row(w, row, out);
+  }
+  own(w, row, out);
+}
 
 // A view's format is one of formats.def: whoever packed the matrix has checked it.
-template <class Gemm>
+template <class Gemm, OtherTable kOther = nullptr>
 constexpr MatmulKernels matmul_kernels(void (*enter_thread)()) {
   return {
       Gemm::reads,
       &quantize_row,
       &round_row,
-      [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
-         int64_t y_stride) { kFormats<Gemm>.of[w.format].gemv(w, x, begin, end, y, y_stride); },
+      &any_gemv<Gemm, kOther>,
       [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y, int64_t y_stride,
-         void* scratch) { kFormats<Gemm>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
-      [](const MatrixView& w, int64_t row, float* out) {
-        kFormats<Gemm>.of[w.format].dequantize_row(w, row, out);
-      },
+         void* scratch) { kFormats<Gemm, kOther>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
+      &any_row<Gemm, kOther>,
       enter_thread,
   };
 }

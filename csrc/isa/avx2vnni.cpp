@@ -6,13 +6,13 @@
 #include "drivers/limits.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
-#include "rows/rows.h"
 
 namespace isthmus {
 
+// Rows of fp32 are avx2's: VNNI has integer products alone.
 const KernelTable& avx2vnni_table() {
-  static constexpr KernelTable table = {"avx2vnni", avx2vnni::matmul_kernels<avx2vnni::CodesGemm>([] {}),
-                                        avx2vnni::row_kernels(), avx2vnni::simd_limits()};
+  static const KernelTable table = {"avx2vnni", avx2vnni::matmul_kernels<avx2vnni::CodesGemm>([] {}),
+                                    avx2_table().rows, avx2vnni::simd_limits()};
   return table;
 }
 

@@ -11,7 +11,7 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-constexpr RowKernels row_kernels(decltype(RowKernels::attention_amx) attention_amx = nullptr) {
+constexpr RowKernels row_kernels() {
   return {.rms_norm = rms_norm,
           .act_mul = act_mul,
           .axpy = axpy,
@@ -19,7 +19,7 @@ constexpr RowKernels row_kernels(decltype(RowKernels::attention_amx) attention_a
           .latent_write = latent_write,
           .read_rows = read_rows,
           .attention = attention,
-          .attention_amx = attention_amx,
+          .attention_amx = nullptr,
           .attention_merge = attention_merge,
           .router_topk = router_topk};
 }
