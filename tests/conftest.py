@@ -19,6 +19,17 @@ def machine_restored() -> Iterator[None]:
         native.set_threads(pool[0])
 
 
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """As the engine has it: rows of tiny models are no work for two, which would wait for one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def alphabet_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of the model of alphabet.py: each byte is followed by its successor."""

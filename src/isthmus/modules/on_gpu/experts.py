@@ -126,6 +126,9 @@ class SplitExperts:
     ) -> None:
         if target.split is None:
             raise ValueError(f"layer {layer}'s experts are on the CPU: its target needs a hand-off")
+        wanted = "bf16" if target.residual == torch.bfloat16 else "f32"
+        if target.split.settings.get("dtype") != wanted:  # bytes are copied, whatever they mean
+            raise ValueError(f"rows cross in the residual's dtype: the hand-off needs dtype {wanted!r}")
         self._raw = (routed, shared)
         self._target, self._split, self._layer, self._top_k = target, target.split, layer, top_k
 

@@ -137,7 +137,7 @@ class DeviceStep:
                 "tokens": batch.tokens,
                 "positions": batch.positions,
                 "slots": batch.slots,
-                "block_tables": batch.block_tables,
+                "block_tables": batch.block_tables[:rows],
             }
         )
         self._send()

@@ -1,0 +1,93 @@
+"""Whole models through the kernels: in the interpreter against the native modules, and without any memory.
+
+The references carry the tests of tests/models; here are the smallest models that have every kind of part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from gguf import GGMLQuantizationType as GgmlType
+from torch import Tensor
+
+from isthmus.engine.state import State
+from isthmus.gpu.launch import recorded
+from isthmus.models.base import Model
+from isthmus.modules.on_gpu.step import CHUNK_ROWS, DeviceSteps
+from isthmus.modules.on_gpu.target import Target, Targets
+from models import devices, tiny
+from models.steps import Session, prompt_of
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+VOCAB = 32
+SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32}
+SMALL |= {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_attention_heads": 2}
+V3 = {"q_lora_rank": 32, "kv_lora_rank": 32, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2}
+V3 |= {
+    "topk_group": 1,
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
+V3 |= {"num_key_value_heads": 2, "norm_topk_prob": True}
+QWEN = {"num_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
+CASES = {
+    "qwen3moe": tiny.Case("qwen3moe", tiny.gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **(SMALL | QWEN))),
+    "deepseek-v3": tiny.Case(
+        "deepseek2", tiny.mla(hf.DeepseekV3Config, **(SMALL | V3)), {"expert_gating_func": tiny.SIGMOID}
+    ),
+}
+# A chunk beside a decode, then decodes; seconds of the interpreter, so of one model only.
+DECODES = [[(0, [5]), (1, [6])]]
+STEPS = {"qwen3moe": DECODES, "deepseek-v3": [[(0, prompt_of(CHUNK_ROWS, VOCAB, 1)), (1, [4])], *DECODES]}
+
+
+@pytest.fixture(params=CASES)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    case = CASES[request.param]
+    return tiny.write_case(
+        tmp_path / f"{request.param}.gguf", case, tiny.build(case), tiny.matrices_as(GgmlType.Q8_0)
+    )
+
+
+def logits_of(model: Model, path: Path) -> list[Tensor]:
+    session = Session(model, 2)
+    return [torch.cat(session.step(pieces)) for pieces in STEPS[path.stem]]
+
+
+def test_a_model_through_the_kernels(path: Path) -> None:
+    model = devices.native(path)
+    routes = devices.recorded(model)
+    wanted = logits_of(model, path)
+    got = logits_of(devices.replayed(devices.resident(path, kernels="triton"), routes), path)
+    for mine, native in zip(got, wanted, strict=True):
+        assert devices.distance(mine, native) <= devices.BOUND
+
+
+def test_a_decode_step_reads_no_device_memory(path: Path) -> None:
+    """On memory that does not exist: whoever looked at a value on the way, or sized anything by one, would
+    fail here as it would in the capture of a CUDA graph."""
+    target = Target.of("meta", kernels="triton")
+    model = devices.on_targets(path, Targets.one(target, devices.all_resident(path)))
+    state = State(model.state_spec(), 4, "bf16")
+    state.layers = [_on_meta(cache) for cache in state.layers]
+    steps = DeviceSteps.for_decodes(3, 2, [target])
+    batch = Session(devices.native(path), 2, 64).batch([(0, [1]), (1, [2])])
+    launched: list[str] = []
+    with recorded(lambda kernel, *_: launched.append(kernel.__name__)), torch.inference_mode():
+        steps.fill(batch.prepare(VOCAB, 4))
+        logits = model.compute(steps, state)
+    assert logits.shape == (3, VOCAB)
+    assert logits.device.type == "meta"
+    assert {"_embed", "_rms_norm", "_linear", "_route", "_gate_up", "_down", "_merge"} <= set(launched)
+
+
+def _on_meta(cache: Any) -> Any:
+    return replace(cache, **{name: tensor.to("meta") for name, tensor in vars(cache).items()})
