@@ -29,6 +29,7 @@ class RecordedLane:
     """A lane whose captures are records. `lanes` has all that were made."""
 
     lanes: ClassVar[list[RecordedLane]] = []
+    entered: ClassVar[RecordedLane | None] = None  # whose `here` the caller is in
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -38,7 +39,11 @@ class RecordedLane:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        yield
+        before, RecordedLane.entered = RecordedLane.entered, self
+        try:
+            yield
+        finally:
+            RecordedLane.entered = before
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         run()

@@ -21,6 +21,7 @@ from isthmus.engine.engine import Engine
 from isthmus.engine.scheduler import StepPlan
 from isthmus.modules import split
 from isthmus.modules.on_gpu import target
+from isthmus.modules.on_gpu.step import DeviceStep
 from models import tiny
 from models.steps import prompt_of
 
@@ -126,6 +127,13 @@ def test_a_decode_is_a_pure_function_of_its_buffers(
     path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     """Replayed as a list of operations over fixed memory, as a CUDA graph is: no code of the model runs."""
+    send = DeviceStep._send
+
+    def send_on_a_lane(step: DeviceStep) -> None:
+        assert RecordedLane.entered, "copied on a stream that no lane waits for"
+        send(step)
+
+    monkeypatch.setattr(DeviceStep, "_send", send_on_a_lane)
     monkeypatch.setattr(RecordedLane, "lanes", [])
     monkeypatch.setattr(loading, "lane_of", lambda device, graphs: RecordedLane(device))
     monkeypatch.setitem(split.HANDOFFS, "threaded", RecordedThreaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,21 @@ def test_a_strategy_that_needs_a_gpu_is_refused_without_one(
     llm = LLM(alphabet_model, strategy="auto")
     assert llm.engine.plan.strategy == "cpu"
     llm.close()
+
+
+def test_gpu_memory_limits_what_torch_takes(source: DummySource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the CUDA context, which torch's allocator does not see."""
+    asked: list[tuple[float, str]] = []
+    properties = SimpleNamespace(total_memory=24 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda name: properties)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda name: None)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, name: asked.append((share, name))
+    )
+    options = RunOptions(strategy="hybrid", gpu_memory=12 * GIB)
+    stand_ins = {"cuda:0": torch.device("cpu")}
+    made = executable_plan(WITH_GPU, source, options, stand_ins=stand_ins)
+    devices.limit_memory(made, options, {})
+    devices.limit_memory(made, RunOptions(), {})
+    devices.limit_memory(made, options, stand_ins)  # nothing to limit
+    assert asked == [(0.46875, "cuda:0"), (1.0, "cuda:0")]

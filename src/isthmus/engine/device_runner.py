@@ -164,14 +164,13 @@ class CapturedDecode:
     def __init__(self, runner: DeviceRunner, step: Step) -> None:
         self._places, self._state = runner.places, runner.state
         rows, width = step.batch.num_rows, runner.table_width
-        self._steps = [
-            DeviceStep.for_decodes(rows, width, place.target, len(step.lanes)) for place in self._places
-        ]
+        self._steps: list[DeviceStep] = []
         self._inputs: list[Tensor] = []  # by stage: x as it comes from the one before
         self._outputs: list[Tensor] = []
         self._replays: list[Replay] = []
         for index, place in enumerate(self._places):
-            with place.lane.here():
+            with place.lane.here():  # memory too is zeroed in the lane's order
+                self._steps.append(DeviceStep.for_decodes(rows, width, place.target, len(step.lanes)))
                 before = self._outputs[-1] if index else torch.empty(0)
                 self._inputs.append(torch.empty_like(before, device=place.target.device))
                 self._outputs.append(torch.empty(0))

@@ -119,14 +119,14 @@ def device_name(device: torch.device) -> str:
 
 
 def limit_memory(plan: Plan, options: RunOptions, stand_ins: StandIns) -> None:
-    """Holds torch's allocator to --gpu-memory, on every GPU of the plan."""
-    if options.gpu_memory is None:
-        return
+    """Holds torch's allocator to --gpu-memory, on every GPU of the plan, and counts its use from here on."""
     for name in gpus_of(plan):
-        if name not in stand_ins:
-            total = torch.cuda.get_device_properties(name).total_memory
-            allowed = max(0, options.gpu_memory - CONTEXT_BYTES)
-            torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), name)
+        if name in stand_ins:
+            continue
+        total = torch.cuda.get_device_properties(name).total_memory
+        allowed = total if options.gpu_memory is None else max(0, options.gpu_memory - CONTEXT_BYTES)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), name)
+        torch.cuda.reset_peak_memory_stats(name)
 
 
 def out_of_memory(plan: Plan, error: torch.OutOfMemoryError) -> NotEnoughMemoryError:

@@ -166,6 +166,9 @@ def _on_devices(
     handoffs: list[Handoff] = [split.handoff for split in splits if split.handoff]
     places = [target.device for target in model.targets]
     state = State(model.state_spec(), plan.num_blocks, options.kv_dtype, places)
+    for target in targets.values():
+        if target.device.type == "cuda":  # the lanes do not wait for the streams of what was copied so far
+            torch.cuda.synchronize(target.device)
     lanes = {target: lane_of(target.device, graphs=graphs) for target in targets.values()}
     runner = DeviceRunner(model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs)
     runner.warm_up(options.chunk_tokens)
