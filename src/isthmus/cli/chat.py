@@ -1,19 +1,21 @@
-"""A chat in the terminal: lines in, answers out, the conversation remembered until /clear."""
+"""`isthmus chat MODEL`: lines in, answers out, the conversation remembered until /clear."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from isthmus.cli import options
 from isthmus.cli.interrupt import Interrupt
-from isthmus.cli.run import closing_line
+from isthmus.cli.run import Answers, closing_line, find_answers
+from isthmus.engine.request import SamplingParams
 from isthmus.errors import IsthmusError, UsageError
 
 if TYPE_CHECKING:
     from isthmus.engine.answer import Completion
-    from isthmus.engine.llm import LLM
-    from isthmus.engine.request import SamplingParams
 
 HELP = """\
 /help                this text
@@ -38,10 +40,30 @@ SETTABLE: dict[str, type] = {
 }
 
 
+@options.with_run_options()
+@options.with_sampling_options
+def chat(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As for run; with --url one of the server's names.")
+    ] = None,
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
+    *,
+    params: SamplingParams,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
+    run_options: dict[str, Any],
+    debug: options.Debug = False,
+) -> None:
+    """Chat with MODEL, or with the model of a running server (--url)."""
+    options.configure_logging(debug)
+    system = options.utf8(system, "--system") if system is not None else None
+    Chat(find_answers(model, url, api_key, run_options), params, system).run()
+
+
 class Chat:
     """The loop and what it remembers."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, llm: Answers, params: SamplingParams, system: str | None) -> None:
         self.llm = llm
         self.params = params
         self.system = system
@@ -141,7 +163,6 @@ class Chat:
     def _stats(self) -> str:
         if self.last is None:
             return "no answer yet"
-        used = self.last.num_prompt_tokens + len(self.last.token_ids)
-        return (
-            f"{closing_line(self.last.timings)}; {used} of {self.llm.info.context_tokens} tokens of context"
-        )
+        used = self.last.num_prompt_tokens + self.last.timings.num_output_tokens
+        context_tokens = self.llm.info.context_tokens or "an unknown number of"
+        return f"{closing_line(self.last.timings)}; {used} of {context_tokens} tokens of context"

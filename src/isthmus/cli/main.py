@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, inspect, pack, plan, profile, run, serve
+from isthmus.cli import bench, chat, inspect, pack, plan, profile, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
+app.command()(chat.chat)
 app.command()(serve.serve)
 app.command()(bench.bench)
 app.command()(pack.pack)

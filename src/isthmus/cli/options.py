@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isthmus.config import ISA_NAMES, KV_DTYPES, RESIDUAL_DTYPES, STRATEGIES, RunOptions
 from isthmus.errors import UsageError
+
+if TYPE_CHECKING:
+    from isthmus.engine.request import SamplingParams
 
 Model = Annotated[
     str,
@@ -80,6 +83,23 @@ RUN_OPTIONS: dict[str, Any] = {
 }
 
 
+# How tokens are chosen: field of SamplingParams -> option on the command line, and its default there.
+SAMPLING_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "temperature": (Annotated[float, typer.Option(help="0 always takes the most probable token.")], 0.7),
+    "top_k": (Annotated[int, typer.Option(help="Only the k most probable tokens; 0: all.")], 0),
+    "top_p": (Annotated[float, typer.Option(help="Only the most probable tokens up to this mass.")], 0.95),
+    "min_p": (Annotated[float, typer.Option(help="Only tokens this probable relative to the first.")], 0.0),
+    "repetition_penalty": (Annotated[float, typer.Option(help="Above 1: less of what was said.")], 1.0),
+    "seed": (Annotated[int | None, typer.Option(help="The same seed gives the same answer.")], None),
+    "max_tokens": (Annotated[int | None, typer.Option(help="Longest answer. Default: the context.")], None),
+    "stop": (Annotated[list[str] | None, typer.Option(help="The answer ends before this text.")], None),
+}
+Url = Annotated[
+    str | None, typer.Option(help="Ask a running server, as http://localhost:8080, instead of loading MODEL.")
+]
+ApiKey = Annotated[str | None, typer.Option(help="Key of the server at --url.")]
+
+
 def with_run_options(
     names: Collection[str] = RUN_OPTIONS.keys(), **own_defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -89,23 +109,45 @@ def with_run_options(
     fields' own.
     """
 
+    defaults = {field.name: field.default for field in fields(RunOptions)} | own_defaults
+    kinds = {name: kind for name, kind in RUN_OPTIONS.items() if name in names}
+    return _in_place_of("run_options", kinds, defaults, lambda given: given)
+
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command SAMPLING_OPTIONS in the place of its parameter `params`, which gets SamplingParams."""
+    kinds = {name: kind for name, (kind, _) in SAMPLING_OPTIONS.items()}
+    defaults = {name: default for name, (_, default) in SAMPLING_OPTIONS.items()}
+    return _in_place_of("params", kinds, defaults, _sampling_params)(command)
+
+
+def _sampling_params(given: dict[str, Any]) -> SamplingParams:
+    from isthmus.engine.request import SamplingParams
+
+    stop = tuple(utf8(text, "--stop") for text in given.pop("stop") or ())
+    return SamplingParams(**given, stop=stop)
+
+
+def _in_place_of(
+    place: str, kinds: Mapping[str, Any], defaults: Mapping[str, Any], make: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options in the place of one parameter, which gets what `make` makes of their values."""
+
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        defaults = {field.name: field.default for field in fields(RunOptions)} | own_defaults
         offered = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
-            for name, kind in RUN_OPTIONS.items()
-            if name in names
+            for name, kind in kinds.items()
         ]
 
         @wraps(command)
         def with_options(**given: Any) -> None:
-            run_options = {option.name: given.pop(option.name) for option in offered}
-            command(**given, run_options=run_options)
+            values = {option.name: given.pop(option.name) for option in offered}
+            command(**given, **{place: make(values)})
 
         parameters: list[inspect.Parameter] = []
         for own in signature.parameters.values():
-            parameters += offered if own.name == "run_options" else [_by_keyword(own)]
+            parameters += offered if own.name == place else [_by_keyword(own)]
         # What typer reads: both the parameters and their types.
         with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         with_options.__annotations__ = {own.name: own.annotation for own in parameters}

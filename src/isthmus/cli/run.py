@@ -1,59 +1,73 @@
-"""`isthmus run MODEL [PROMPT]`: one answer on stdout, or a chat."""
+"""`isthmus run MODEL [PROMPT]`: one answer on stdout, or a chat; from a model or a running server."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
 from isthmus.cli import options
 from isthmus.cli.interrupt import Interrupt
+from isthmus.engine.request import SamplingParams
 from isthmus.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from isthmus.engine.answer import Completion, Timings
+    from isthmus.engine.answer import Completion, Delta, Timings
     from isthmus.engine.llm import LLM
-    from isthmus.engine.request import SamplingParams
+
+
+_NEITHER = "give MODEL (a .gguf file, demo or dummy:SHAPE), or --url of a running server"
+
+
+class Answers(Protocol):
+    """What answers: a loaded model (LLM) or a running server (Remote)."""
+
+    @property
+    def info(self) -> Any: ...  # with the context_tokens of the model
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, *, stream: Literal[True]
+    ) -> Generator[Delta, None, None]: ...
+    def generate(
+        self, prompt: str, params: SamplingParams, *, stream: Literal[True]
+    ) -> Generator[Delta, None, None]: ...
 
 
 @options.with_run_options()
+@options.with_sampling_options
 def run(
-    model: options.Model,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="A .gguf file (any shard of a split one), demo, or dummy:SHAPE."
+        ),
+    ] = None,
     prompt: Annotated[
         str | None, typer.Argument(help="The question; - or a pipe: from standard input; none: a chat.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Only the k most probable tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Only the most probable tokens up to this mass.")] = 0.95,
-    min_p: Annotated[float, typer.Option(help="Only tokens this probable relative to the first.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what was said.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Default: the context.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="The answer ends before this text.")] = None,
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
+    *,
+    params: SamplingParams,
     system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue PROMPT as text, without a chat template.")
     ] = False,
-    *,
     run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
-    """Answer PROMPT, or chat if there is none. Only the answer goes to standard output."""
-    from isthmus.engine.request import SamplingParams
+    """Answer PROMPT, or chat if there is none. Only the answer goes to standard output.
 
+    With --url a running server answers: MODEL is then one of its names and may be left out.
+    """
     options.configure_logging(debug)
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(options.utf8(text, "--stop") for text in stop or ()),
-        max_tokens=max_tokens,
-    )
+    if url is None and model is None:
+        raise UsageError(_NEITHER)
+    if url is not None and prompt is None:
+        model, prompt = None, model  # a name may be left out, a question is what one asks for
     system = options.utf8(system, "--system") if system is not None else None
     question = _question(prompt)
     if raw and question is None:
@@ -61,16 +75,33 @@ def run(
     if raw and system is not None:
         raise UsageError("--raw uses no chat template, so --system has no place; put it into PROMPT")
 
-    llm = _load(model, run_options)
+    answers = find_answers(model, url, api_key, run_options)
     if question is None:
         from isthmus.cli.chat import Chat
 
-        Chat(llm, params, system).run()
+        Chat(answers, params, system).run()
     else:
-        answer_once(llm, question, params, system=system, raw=raw)
+        answer_once(answers, question, params, system=system, raw=raw)
 
 
-def answer_once(llm: LLM, question: str, params: SamplingParams, *, system: str | None, raw: bool) -> None:
+def find_answers(
+    model: str | None, url: str | None, api_key: str | None, run_options: dict[str, Any]
+) -> Answers:
+    """The server at `url`, or the model, loaded. UsageError for neither."""
+    if url is not None:
+        from isthmus.cli.remote import Remote
+
+        return Remote(url, model, api_key)
+    if model is None:
+        raise UsageError(_NEITHER)
+    if api_key is not None:
+        raise UsageError("--api-key is for a server; give its --url too")
+    return _load(model, run_options)
+
+
+def answer_once(
+    llm: Answers, question: str, params: SamplingParams, *, system: str | None, raw: bool
+) -> None:
     """Writes the answer to stdout as it comes, then the closing line to stderr."""
     if raw:
         deltas = llm.generate(question, params, stream=True)
