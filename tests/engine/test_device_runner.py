@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from engine.recorded_lane import RecordedLane, RecordedThreaded, kernels_as_operations
 from engine.stand_in import Step, answers, logits_of, runner_of, start, watch
-from isthmus.config import BLOCK_TOKENS
+from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
 from isthmus.engine.scheduler import StepPlan
@@ -23,6 +24,7 @@ from isthmus.modules import split
 from isthmus.modules.on_gpu import target
 from isthmus.modules.on_gpu.step import DeviceStep
 from models import tiny
+from models.devices import BOUND, distance, recorded, replayed
 from models.steps import prompt_of
 
 # Five decodes of three sequences; the second begins its second block meanwhile.
@@ -55,6 +57,25 @@ def test_what_ran_is_said(engine: Engine, path: Path) -> None:
     rows = len(PROMPTS[0]) + 3  # the prompt and three tokens of four
     assert counted.submits == counted.waits == layers * 4
     assert counted.bytes_x == counted.bytes_y == layers * rows * hidden * 2  # bf16
+
+
+@pytest.mark.parametrize("options", [{"strategy": "hybrid"}, {"strategy": "gpu"}, {"residual_dtype": "f32"}])
+def test_logits_are_the_cpus_within_the_bound_of_bf16(
+    path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Design 6: 8 % of their standard deviation, the same experts taken. A prefill and a decode."""
+    plain, engine = Engine(path, RunOptions(strategy="cpu", threads=2)), start(path, monkeypatch, **options)
+    routes = recorded(plain._runner.model)
+    wanted = logits_of(plain, PROMPTS[1:2], 2)
+    replayed(engine._runner.model, routes)
+    got = logits_of(engine, PROMPTS[1:2], 2)
+    assert len(got) == len(wanted) == 2
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine.argmax() == theirs.argmax()
+        assert distance(mine, theirs) <= BOUND
+    assert not torch.equal(got[0], wanted[0])  # another device: it can differ
+    engine.close()
+    plain.close()
 
 
 def against_eager(engine: Engine) -> list[int]:

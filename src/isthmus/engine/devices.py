@@ -27,9 +27,6 @@ from isthmus.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
-# Strategies that the engine executes; the others are planned, and refused here.
-EXECUTABLE = ("cpu", "stream", "hybrid", "gpu")
-
 # Options of a split that works with CPU threads in a GPU's place only, so far.
 NOT_ON_GPUS = ("expert_cache", "stream_rows")
 
@@ -76,11 +73,6 @@ def on_cpu(options: RunOptions) -> RunOptions:
 
 def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
     """Why this plan cannot be executed here; empty if it can."""
-    if plan.strategy not in EXECUTABLE:
-        return (
-            f"strategy {plan.strategy} is planned but not executed yet; this version runs "
-            f"{', '.join(EXECUTABLE)}: use --strategy cpu"
-        )
     gpus = gpus_of(plan)
     if not gpus:
         return ""
