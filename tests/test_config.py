@@ -74,7 +74,7 @@ def test_a_size_that_cannot_be_meant(text: str) -> None:
         ),
         ({"gpu_memory": 2.5}, "gpu_memory must be a whole number"),
         ({"device": 0}, "device must be cpu, cuda, cuda:0 or cuda:0,1, got 0"),
-        ({"strategy": "cpu", "overlap": True}, "overlap is between .* strategy cpu has no such two"),
+        ({"strategy": "cpu", "overlap": True}, "overlap is about experts .* strategy cpu shares none"),
         ({"overlap": 1}, "overlap must be True or False"),
     ],
 )

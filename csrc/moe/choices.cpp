@@ -42,6 +42,21 @@ void sum_choices(const ChoiceSum& args) {
   });
 }
 
+void defer_choices(const Deferred& args) {
+  const int64_t k = args.k;
+  for (int64_t token = 0; token < args.tokens; token++) {
+    const float* weights = args.weights + token * k;
+    for (int64_t j = 0; j < k; j++) {
+      int64_t lower = 0;  // choices that go before this one
+      for (int64_t i = 0; i < k; i++) lower += weights[i] < weights[j] || (weights[i] == weights[j] && i > j);
+      const bool goes = args.late[token] != 0 && lower < args.count;
+      const int64_t at = token * k + j;
+      args.now[at] = goes ? kNoExpert : args.ids[at];
+      args.later[at] = goes ? args.ids[at] : kNoExpert;
+    }
+  }
+}
+
 void repeat_rows(const float* x, int64_t rows, int64_t columns, int64_t k, float* out) {
   const int64_t grain = std::max<int64_t>(1, tuning::kSerialFloats / columns);
   parallel(rows * k, grain, [&](int64_t begin, int64_t end, int) {

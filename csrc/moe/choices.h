@@ -31,6 +31,18 @@ struct ChoiceSum {
 };
 void sum_choices(const ChoiceSum& args);
 
+// Of a token whose late[t] is not 0 the `count` choices of lowest weight go to `later`, the others to `now`,
+// each in its place and kNoExpert in the other's; of other tokens all go to `now`. Of equal weights those
+// further back go first. ids, weights, now, later: [tokens, k]; 0 < count < k.
+struct Deferred {
+  const int32_t* ids;
+  const float* weights;
+  const int32_t* late;
+  int64_t tokens, k, count;
+  int32_t *now, *later;
+};
+void defer_choices(const Deferred& args);
+
 // out[t * k + j, :] = x[t, :]: every choice as a row of its own.
 void repeat_rows(const float* x, int64_t rows, int64_t columns, int64_t k, float* out);
 

@@ -54,6 +54,7 @@ STRATEGIES = ("auto", "cpu", "stream", "hybrid", "gpu")  # the table is placemen
 
 
 MAX_THREADS = 1024
+MAX_EXPERTS_PER_TOKEN = 1024
 MAX_NODES = 64
 MAX_DEVICES = 16
 MAX_PARALLEL = 1024
@@ -85,6 +86,7 @@ class RunOptions:
     stream_rows: int | None = None
     # Rows between layers and over the bus. None: bf16 on a GPU; f32 on the CPU, whose kernels know no other.
     residual_dtype: Literal["bf16", "f32"] | None = None
+    defer_experts: int = 0  # of a sampled token, of lowest weight, that join a layer late: approximate
     overlap: bool = False  # two halves of a step alternate between the device and the CPU's experts
 
     def __post_init__(self) -> None:
@@ -106,11 +108,7 @@ class RunOptions:
             raise UsageError(f"packed_cache must be True, False or None, got {self.packed_cache!r}")
         if not isinstance(self.overlap, bool):
             raise UsageError(f"overlap must be True or False, got {self.overlap!r}")
-        if self.overlap and self.strategy not in ("auto", "hybrid"):
-            raise UsageError(
-                f"overlap is between a device and the CPU's experts, and strategy {self.strategy} has no "
-                "such two; use strategy hybrid, or leave it out"
-            )
+        check_int("defer_experts", self.defer_experts, 0, MAX_EXPERTS_PER_TOKEN)
         if self.residual_dtype is not None:
             check_choice("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
         check_choice("strategy", self.strategy, STRATEGIES)
@@ -122,8 +120,8 @@ class RunOptions:
             check_int("stream_rows", self.stream_rows, 1, 1 << 20)
         if self.profile is not None and not isinstance(self.profile, str):
             raise UsageError(f"profile must be the path of a file, got {self.profile!r}")
-        for name in ("profile", "expert_cache", "stream_rows"):
-            if getattr(self, name) is not None and self.strategy not in ("auto", "hybrid"):
+        for name in ("profile", "expert_cache", "stream_rows", "overlap", "defer_experts"):
+            if getattr(self, name) not in (None, False, 0) and self.strategy not in ("auto", "hybrid"):
                 raise UsageError(
                     f"{name} is about experts that a device shares with the CPU; strategy {self.strategy} "
                     "shares none: choose hybrid, or leave it out"

@@ -79,7 +79,7 @@ def test_overlap_hands_over_in_halves_and_changes_no_answer(path: Path, engine: 
 def test_overlap_without_experts_to_overlap_with_is_refused(path: Path, tmp_path: Path) -> None:
     case = tiny.CASES["qwen3"]
     dense = tiny.write_case(tmp_path / "dense.gguf", case, tiny.build(case))
-    with pytest.raises(UsageError, match=r"overlap is between .* this model has no experts"):
+    with pytest.raises(UsageError, match=r"overlap: .* this model has no experts"):
         Engine(dense, RunOptions(strategy="hybrid", device="cpu", overlap=True))
     with pytest.raises(UsageError, match="strategy cpu was taken"):
         Engine(path, RunOptions(overlap=True))

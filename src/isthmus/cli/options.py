@@ -76,6 +76,12 @@ RUN_OPTIONS: dict[str, Any] = {
             help=f"Rows between layers: {', '.join(RESIDUAL_DTYPES)}. Default: bf16 on a GPU, f32 on the CPU."
         ),
     ],
+    "defer_experts": Annotated[
+        int,
+        typer.Option(
+            help="hybrid: this many experts of a token, of lowest weight, join one layer late. Approximate."
+        ),
+    ],
     "overlap": Annotated[
         bool,
         typer.Option("--overlap", help="hybrid: two halves of a step take turns on device and CPU. Exact."),

@@ -31,6 +31,7 @@ class Batch:
     slots: Tensor  # [T] block * BLOCK_TOKENS + offset: where the row's keys and values go
     block_tables: Tensor  # [S, max_blocks]; entries past a sequence's end are any valid block
     logit_rows: Tensor  # [R] ascending
+    sampled: Tensor | None = None  # [T] 1: the row's token is of an answer, not of a prompt; None: none is
 
     @property
     def num_rows(self) -> int:
@@ -63,6 +64,8 @@ class Batch:
         for name in ("tokens", "positions", "sequences", "slots"):
             _check_layout(name, getattr(self, name), (rows,))
         _check_layout("block_tables", self.block_tables, tuple(self.block_tables.shape))
+        if self.sampled is not None:
+            _check_layout("sampled", self.sampled, (rows,))
         _check_layout("logit_rows", self.logit_rows, (self.logit_rows.numel(),))
         _check_range("tokens", self.tokens, vocab_size)
         _check_range("logit_rows", self.logit_rows, rows)
@@ -92,6 +95,11 @@ class Step:
         self.rows = batch.paged_rows(0, batch.num_rows, num_blocks)
         self.is_decode = batch.is_decode
         self.wants_all_logits = batch.wants_all_logits
+        self.sampled = batch.sampled
+        # What is recorded holds for any rows in the place of these, sampled or not.
+        self.may_defer = batch.sampled is not None and (
+            batch.is_like_decode or bool(batch.sampled.numpy().any())
+        )
         self._halves: tuple[Step, ...] = ()
         self._parts: dict[int, list[Part]] = {}
 
@@ -112,12 +120,12 @@ class Step:
         return self
 
     def _first_of_second_half(self) -> int:
-        """0 for no cut. A chunk keeps whole units of the GEMM's rows."""
+        """0 for no cut. A chunk keeps whole units of the GEMM; what may be recorded is always cut alike."""
         count = self.batch.num_rows
         if count >= 2 * GEMM_ROWS:
             return count // 2 // GEMM_ROWS * GEMM_ROWS
         sequences = self.batch.sequences.numpy()
-        return count // 2 if sequences[0] != sequences[-1] else 0
+        return count // 2 if self.batch.is_like_decode or sequences[0] != sequences[-1] else 0
 
     def move_to(self, step: Step) -> None:
         """What was recorded with this step runs over the indices of `step` next: as many rows, cut alike."""
@@ -152,6 +160,7 @@ class Part:
 
 def _rows_of(batch: Batch, begin: int, end: int) -> Batch:
     """Rows [begin, end) as a batch, over the memory of the whole."""
+    sampled = None if batch.sampled is None else batch.sampled[begin:end]
     if batch.is_decode:  # row t is line t: the half has lines of its own, from 0 on
         return Batch(
             batch.tokens[begin:end],
@@ -160,6 +169,7 @@ def _rows_of(batch: Batch, begin: int, end: int) -> Batch:
             batch.slots[begin:end],
             batch.block_tables[begin:end],
             batch.logit_rows[: end - begin],
+            sampled,
         )
     wanted = batch.logit_rows
     return Batch(
@@ -169,6 +179,7 @@ def _rows_of(batch: Batch, begin: int, end: int) -> Batch:
         batch.slots[begin:end],
         batch.block_tables,
         wanted[(wanted >= begin) & (wanted < end)] - begin,
+        sampled,
     )
 
 

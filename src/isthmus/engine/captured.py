@@ -62,7 +62,11 @@ class CapturedStep:
 
     def __init__(self, model: Model, state: State, batch: Batch, memory: StepMemory) -> None:
         self._model, self._num_blocks = model, state.num_blocks
-        self._batch = Batch(**{f.name: getattr(batch, f.name).clone() for f in fields(batch)})
+        parts = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        copies: dict[str, Any] = {
+            name: None if part is None else part.clone() for name, part in parts.items()
+        }
+        self._batch = Batch(**copies)
         self._step = model.prepare(self._batch, state.num_blocks)
         self._program = Program()
         watch = _Watch(memory)
@@ -79,6 +83,8 @@ class CapturedStep:
         step = self._model.prepare(batch, self._num_blocks)
         self._step.move_to(step)
         self._batch.tokens.copy_(batch.tokens)
+        if batch.sampled is not None and self._batch.sampled is not None:
+            self._batch.sampled.copy_(batch.sampled)
         self._program.run()
         return self.logits
 

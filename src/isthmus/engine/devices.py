@@ -184,16 +184,6 @@ def _why_no_handoff(plan: Plan, names: list[str]) -> str:
     return ""
 
 
-def check_two_sided(plan: Plan, options: RunOptions) -> None:
-    """UsageError if what goes on between a device and the CPU was asked for, and the plan has no such two."""
-    if options.overlap and not hands_over(plan):
-        why = f"strategy {plan.strategy} was taken" if plan.experts else "this model has no experts"
-        raise UsageError(
-            f"overlap is between a device and the CPU's experts, but {why}; use --strategy hybrid with a "
-            "model that has experts, or leave it out"
-        )
-
-
 def hands_over(plan: Plan) -> bool:
     """Whether any routed expert is computed on the host while a device waits for it."""
     return plan.strategy == "hybrid" and bool(plan.experts)

@@ -108,6 +108,8 @@ class Engine(StepLoop):
         scheduler = Scheduler(
             plan.num_blocks, BLOCK_TOKENS, plan.context_tokens, options.chunk_tokens, options.parallel
         )
+        # What deferral makes of an answer's tokens is not what a prompt's would be: nobody finds it.
+        scheduler.keeps_answers = not options.defer_experts
         self._runner = loaded.runner
         runner: Executor = self._runner
         if loaded.cache is not None:

@@ -13,7 +13,6 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import (
     StandIns,
-    check_two_sided,
     gpus_of,
     hands_over,
     limit_memory,
@@ -27,6 +26,7 @@ from isthmus.engine.handoffs import Handoffs
 from isthmus.engine.lfru import Lfru
 from isthmus.engine.runner import Runner
 from isthmus.engine.state import State
+from isthmus.engine.two_sided import check_two_sided
 from isthmus.models.base import Model, load_model
 from isthmus.modules.cache import PackedStore
 from isthmus.modules.on_gpu.target import Target, Targets
@@ -69,7 +69,7 @@ def load(
 
     Raises NotEnoughMemoryError if one was asked for.
     """
-    check_two_sided(plan, options)
+    check_two_sided(plan, options, source.metadata)
     if not gpus_of(plan):
         return _on_cpu(plan, source, options, progress(), store)
     try:
@@ -131,6 +131,7 @@ def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
         on_device=on_device,
         streaming=streaming_of(plan, options),
         ring=ring_of(plan),
+        defer=options.defer_experts,
     )
 
 
@@ -188,7 +189,7 @@ def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str
             if device.type == "cuda":
                 settings["device"] = device.index
             kind = "stream" if device.type == "cuda" else "threaded"
-            split = ExpertSplit(kind, options.chunk_tokens, settings)
+            split = ExpertSplit(kind, options.chunk_tokens, settings, defer=options.defer_experts)
         dtype = torch.bfloat16 if residual == "bf16" else torch.float32
         targets[name] = Target.of(device, residual=dtype, split=split)
     return targets

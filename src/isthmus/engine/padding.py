@@ -35,4 +35,5 @@ def padded(batch: Batch, rows: int, spare_block: int) -> Batch:
         slots=torch.cat([batch.slots, spare]),
         block_tables=batch.block_tables[source],
         logit_rows=every,
+        sampled=None if batch.sampled is None else batch.sampled[source],
     )

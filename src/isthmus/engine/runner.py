@@ -73,7 +73,7 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
     table_width: blocks in a line of the tables, 0: as many as the longest sequence has.
     """
     rows = plan.num_rows
-    tokens, positions, sequences, slots = np.empty((4, rows), np.int32)
+    tokens, positions, sequences, slots, sampled = np.empty((5, rows), np.int32)
     width = table_width or max(len(part.sequence.blocks) for part in plan.slices)
     block_tables = np.zeros((len(plan.slices), width), np.int32)
     logit_rows: list[int] = []
@@ -86,6 +86,7 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
         position = positions[begin:end]
         position[:] = np.arange(part.start, stop)
         sequences[begin:end] = line
+        sampled[begin:end] = position >= part.sequence.num_prompt_tokens
         slots[begin:end] = blocks[position // block_tokens] * block_tokens + position % block_tokens
         logit_rows += range(end - part.num_logits, end)
         begin = end
@@ -96,4 +97,5 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
         slots=torch.from_numpy(slots),
         block_tables=torch.from_numpy(block_tables),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int32),
+        sampled=torch.from_numpy(sampled),
     )

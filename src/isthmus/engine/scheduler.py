@@ -120,6 +120,7 @@ class Scheduler:
         self.max_running = min(max_running, chunk_tokens)  # each has a row in a step
         self.waiting: deque[Sequence] = deque()  # by arrival
         self.running: list[Sequence] = []  # by arrival
+        self.keeps_answers = True  # whether the prefix cache finds tokens that were sampled
         self.num_preemptions = 0
         self._arrivals = 0
 
@@ -175,7 +176,8 @@ class Scheduler:
 
     def verified(self, sequence: Sequence) -> None:
         """Its logits were finite, so what they were computed from is sound: others may use it."""
-        full = sequence.num_computed // self.block_tokens
+        known = sequence.num_computed if self.keeps_answers else sequence.num_prompt_tokens
+        full = min(known, sequence.num_computed) // self.block_tokens
         if full > len(sequence.names):
             salt = sequence.request.cache_salt
             self.prefixes.name(sequence.tokens, salt, sequence.blocks, sequence.names, full)
@@ -262,7 +264,8 @@ class Scheduler:
         """At least one token is always left to compute, since its logits are needed."""
         if sequence.request.params.prompt_logprobs is not None:
             return [], []  # which needs the logits of all
-        most = (len(sequence.tokens) - 1) // self.block_tokens
+        known = len(sequence.tokens) if self.keeps_answers else sequence.num_prompt_tokens
+        most = min(known, len(sequence.tokens) - 1) // self.block_tokens
         return self.prefixes.match(sequence.tokens, sequence.request.cache_salt, most)
 
     def _place(self, sequence: Sequence, found: list[int]) -> bool:

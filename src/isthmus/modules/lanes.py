@@ -38,7 +38,7 @@ def through_layers(
     for layer in layers:
         for turn, lane in enumerate(lanes):
             if split is not None:
-                split.lane = turn
+                split.lane = turn  # whose submissions these are
             rows[turn] = layer(kept(rows[turn]), lane, state)
     return kept(rows[0]) if len(lanes) == 1 else _joined(list(map(kept, rows)))
 

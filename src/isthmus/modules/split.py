@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
+from isthmus.modules.deferral import divided
 from isthmus.modules.experts import Matrices, PackedMatrices, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.promise import Promise
@@ -72,7 +73,8 @@ class ExpertSplit:
 
     max_rows: of a step. settings: of the hand-off, such as dtype and device. exact: one driver for every row
     count. on_device: by layer, none where all are the CPU's. streaming: when experts cross; through `ring`.
-    lane: which half of a step has its turn.
+    defer: experts of a sampled token that join a layer late (`deferral`). lane: the half of a step whose
+    turn it is.
     """
 
     kind: str  # a key of HANDOFFS
@@ -82,6 +84,7 @@ class ExpertSplit:
     on_device: Mapping[int, DeviceExperts] = field(default_factory=dict)
     streaming: Streaming | None = None
     ring: ExpertRing | None = None
+    defer: int = 0
     handoff: Handoff | None = None
     resident: dict[int, ResidentExperts] = field(default_factory=dict)  # by layer, as they are loaded
     streamed: dict[int, StreamedExperts] = field(default_factory=dict)
@@ -89,9 +92,11 @@ class ExpertSplit:
     _rows_of_token: int = 1  # in the hand-off
     _use: ExpertUse = field(default_factory=ExpertUse)
     lane: int = 0
-    _lanes: int = 1  # of the step under way
-    _slots: dict[tuple[int, int, int], Slot] = field(default_factory=dict)  # by lane, layer and rows
-    _rings: dict[int, Ring] = field(default_factory=dict)  # by lane
+    _lanes: Sequence[Any] = ()  # of the step under way
+    _late: dict[int, Slot] = field(default_factory=dict)  # by lane, what its last layer has left
+    _last_layer: int = -1  # with experts on the CPU
+    _slots: dict[tuple[int, bool, int, int], Slot] = field(default_factory=dict)  # lane, late, layer, rows
+    _rings: dict[tuple[int, bool], Ring] = field(default_factory=dict)  # by lane, and late
 
     @property
     def apart(self) -> bool:
@@ -112,32 +117,53 @@ class ExpertSplit:
         A step whose experts stream stays whole: they would cross twice.
         """
         streams = self.streaming is not None and step.tokens.shape[0] > MAX_CAPTURED_ROWS
-        lanes: Sequence[Any] = (step,) if streams else step.lanes
-        self.lane, self._lanes = 0, len(lanes)
-        return lanes
+        self.lane, self._lanes = 0, (step,) if streams else step.lanes
+        self._late.clear()
+        return self._lanes
 
     def promised(self, like: Tensor, finish: Callable[[], Tensor]) -> Tensor:
         """What `finish` gives, of the shape of `like`: now, or when this lane has its next turn."""
-        return Promise.like(like, finish) if self._lanes > 1 else finish()
+        return Promise.like(like, finish) if len(self._lanes) > 1 else finish()
 
-    def slot(self, layer: int, num_tokens: int) -> Slot:
+    def defers(self, layer: int) -> Tensor | None:
+        """int32 [T], not 0 for the rows of which this layer's last choices come late; None: none."""
+        if not self.defer or layer == self._last_layer or not self._lanes[self.lane].may_defer:
+            return None
+        sampled: Tensor = self._lanes[self.lane].sampled
+        return sampled
+
+    def exchange(self, late: Slot | None) -> Slot | None:
+        """Leaves what was submitted for later to the lane's next layer; returns what the last one left."""
+        owed = self._late.pop(self.lane, None)
+        if late is not None:
+            self._late[self.lane] = late
+        return owed
+
+    def slot(self, layer: int, num_tokens: int, *, late: bool = False) -> Slot:
         """Of this lane: a layer's own for the next power of two; for a prefill chunk the next of a ring."""
         assert self.handoff is not None
         if num_tokens <= MAX_CAPTURED_ROWS:
-            key = (self.lane, layer, slot_rows(num_tokens))
+            key = (self.lane, late, layer, slot_rows(num_tokens))
             if key not in self._slots:
                 self._slots[key] = self.handoff.register(layer, key[-1] * self._rows_of_token)
             return self._slots[key]
-        if self.lane not in self._rings:
-            self._rings[self.lane] = self.handoff.register_ring(self.max_rows * self._rows_of_token)
-        return self._rings[self.lane].take(layer)
+        ring = (self.lane, late)
+        if ring not in self._rings:
+            self._rings[ring] = self.handoff.register_ring(self.max_rows * self._rows_of_token)
+        return self._rings[ring].take(layer)
+
+    def add_layer(self, layer: int, experts: ops.Experts, top_k: int) -> Handoff:
+        handoff = self.open(experts.hidden, top_k)
+        handoff.set_experts(layer, experts)
+        self._last_layer = max(self._last_layer, layer)
+        return handoff
 
     def way(self, layer: int, weights: PackedMatrices, top_k: int) -> Way:
         """How a layer's routed experts are computed. weights: gate, up and down on the host."""
         if self.streaming is not None and self.streaming.every_step:
             return self._streamed(layer, weights)
         experts = ops.Experts(*weights, exact=self.exact)
-        self.open(experts.hidden, top_k).set_experts(layer, experts)
+        self.add_layer(layer, experts, top_k)
         if not self.on_device and self.streaming is None:
             few: Way = HandedOver(self, layer)
         else:
@@ -245,7 +271,13 @@ class SplitExperts:
         Returns a new [T, hidden]. Raises HandoffError.
         """
         tokens, hidden = x.shape
-        started = self._way.start(x, ids, weights)
+        sampled, late = self._split.defers(self._layer), None
+        if sampled is None:
+            started = self._way.start(x, ids, weights)
+        else:
+            now, later = divided(ids, weights, sampled, self._split.defer)
+            started, late = self._way.start(x, now, weights), self._submit_late(x, later, weights)
+        owed = self._split.exchange(late)
         beside = None
         if self._shared is not None:
             beside = torch.empty_like(residual)
@@ -253,6 +285,8 @@ class SplitExperts:
 
         def finish() -> Tensor:
             out = self._way.finish(started)
+            if owed is not None:
+                self._add_late(owed, out)
             rows.join(
                 out.data_ptr(),
                 tokens,
@@ -264,3 +298,15 @@ class SplitExperts:
             return out
 
         return self._split.promised(residual, finish)
+
+    def _submit_late(self, x: Tensor, later: Tensor, weights: Tensor) -> Slot:
+        assert self._split.handoff is not None
+        slot = self._split.slot(self._layer, len(x), late=True)
+        self._split.handoff.submit(slot, len(x), x.data_ptr(), later.data_ptr(), weights.data_ptr())
+        return slot
+
+    def _add_late(self, owed: Slot, out: Tensor) -> None:
+        assert self._split.handoff is not None
+        y = torch.empty_like(out)
+        self._split.handoff.wait(owed, y.data_ptr())
+        rows.join(y=out.data_ptr(), num_rows=len(out), columns=out.shape[1], shared=y.data_ptr())

@@ -182,6 +182,9 @@ def place_choices(
 def sum_choices(
     here: int, weights: int, ours: int, theirs: int, tokens: int, k: int, columns: int, out: int
 ) -> None: ...
+def defer_choices(
+    ids: int, weights: int, late: int, tokens: int, k: int, count: int, now: int, later: int
+) -> None: ...
 def repeat_rows(x: int, rows: int, columns: int, k: int, out: int) -> None: ...
 
 # The hand-off: bindings/handoff.cpp. `isthmus.native.handoff` says what they mean.

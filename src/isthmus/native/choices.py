@@ -37,6 +37,15 @@ def sum_of(
     _native.sum_choices(here, weights, ours, theirs, tokens, k, columns, out)
 
 
+def defer(ids: int, weights: int, late: int, tokens: int, k: int, count: int, now: int, later: int) -> None:
+    """later = the `count` choices of lowest weight of tokens with a `late` of not 0, else -1; now = the rest.
+
+    ids, now, later: int32 [tokens, k]; weights: fp32 [tokens, k]; late: int32 [tokens]; 0 < count < k. Of
+    equal weights those further back go first.
+    """
+    _native.defer_choices(ids, weights, late, tokens, k, count, now, later)
+
+
 def repeat(x: int, rows: int, columns: int, k: int, out: int) -> None:
     """out [rows * k, columns]: each row of x k times, so that every choice has a row of its own."""
     _native.repeat_rows(x, rows, columns, k, out)

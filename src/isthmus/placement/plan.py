@@ -138,6 +138,11 @@ def plan(
         job = replace(job, mapped_bytes=matrices)
     job, placed, notes = _place(job, options)
     fallback = why_no_gpu(machine, options)
+    if options.defer_experts:
+        notes += (
+            f"approximate: of each sampled token {options.defer_experts} experts join a layer late "
+            "(--defer-experts)",
+        )
     return Plan(
         context_tokens=min(job.wanted_tokens, (placed.num_blocks - placed.shared_blocks) * BLOCK_TOKENS),
         threads=options.threads or machine.cores,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from isthmus.errors import UnsupportedError
 from isthmus.gpu.tiles import PackedMatrix
+from isthmus.modules.deferral import divided_on
 from isthmus.modules.experts import Experts as NativeExperts
 from isthmus.modules.experts import Matrices, pack_matrices
 from isthmus.modules.loader import Loader
@@ -25,6 +26,7 @@ from isthmus.modules.on_gpu.plain_experts import plain_parts
 from isthmus.modules.on_gpu.target import Target
 from isthmus.modules.on_gpu.weights import stays_packed, upload, upload_plain
 from isthmus.native import ops
+from isthmus.native.handoff import Slot
 
 
 def routed_experts(
@@ -136,8 +138,7 @@ class SplitExperts:
         routed, shared = self._raw
         experts = ops.Experts(*pack_matrices(loader, routed))
         self._shared = Ffn.load(loader, shared, self._target) if shared else None
-        self._handoff = self._split.open(experts.hidden, self._top_k)
-        self._handoff.set_experts(self._layer, experts)
+        self._handoff = self._split.add_layer(self._layer, experts, self._top_k)
         del self._raw
 
     def __call__(
@@ -152,16 +153,29 @@ class SplitExperts:
 
         Under a stream nothing is raised here: `Handoff.check` says what failed when the stream is done.
         """
-        stream = self._target.stream()
-        slot = self._split.slot(self._layer, len(x))
-        given = (x, ids, weights)
-        assert all(rows.is_contiguous() for rows in given)
-        self._handoff.submit(slot, len(x), *(rows.data_ptr() for rows in given), stream=stream)
+        sampled, later = self._split.defers(self._layer), None
+        if sampled is not None:
+            ids, later = divided_on(ids, weights, sampled, self._split.defer)
+        slot = self._submit(x, ids, weights)
+        owed = self._split.exchange(None if later is None else self._submit(x, later, weights, late=True))
         base = beside(self._shared, x, residual, shared_weights)
 
         def finish() -> Tensor:
-            y = torch.empty_like(residual)
-            self._handoff.wait(slot, y.data_ptr(), stream=stream)
-            return torch.add(base, y, out=torch.empty_like(residual))  # fp32 within, where a shared expert is
+            y, summed = self._wait(slot, residual), base
+            if owed is not None:
+                summed = base.float() + self._wait(owed, residual)
+            return torch.add(summed, y, out=torch.empty_like(residual))  # fp32 within, with a shared expert
 
         return self._split.promised(residual, finish)
+
+    def _submit(self, x: Tensor, ids: Tensor, weights: Tensor, *, late: bool = False) -> Slot:
+        slot, given = self._split.slot(self._layer, len(x), late=late), (x, ids, weights)
+        assert all(rows.is_contiguous() for rows in given)
+        addresses = (rows.data_ptr() for rows in given)
+        self._handoff.submit(slot, len(x), *addresses, stream=self._target.stream())
+        return slot
+
+    def _wait(self, slot: Slot, like: Tensor) -> Tensor:
+        y = torch.empty_like(like)
+        self._handoff.wait(slot, y.data_ptr(), stream=self._target.stream())
+        return y

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
-from isthmus.engine.batch import Step
+from isthmus.engine.batch import Batch, Step
 from isthmus.modules.on_gpu.target import Target
 
 # Rows of one sequence from which on they are a chunk, as on the CPU (mla.EXPAND_ROWS): attention reads their
@@ -50,9 +50,9 @@ class DevicePart:
 class DeviceStep:
     """int32 tensors on one device. T rows, S sequences, R rows that want logits.
 
-    tokens, positions, sequences, slots [T]; block_tables [S, max_blocks]; logit_rows [R]; as `Batch` has
-    them, but a row at position -1 is nobody's. parts: the rows in order, cut so that each chunk stands alone.
-    lanes: as `Step.lanes`. end_position: no row's position reaches it.
+    tokens, positions, sequences, slots, sampled [T]; block_tables [S, max_blocks]; logit_rows [R]; as `Batch`
+    has them, but a row at position -1 is nobody's. parts: the rows in order, cut so that each chunk stands
+    alone. lanes: as `Step.lanes`. end_position: no row's position reaches it.
     """
 
     tokens: Tensor
@@ -61,6 +61,7 @@ class DeviceStep:
     slots: Tensor
     logit_rows: Tensor
     block_tables: Tensor
+    sampled: Tensor
     _halves: tuple[DeviceStep, ...] = ()
 
     def __init__(self, step: Step, target: Target) -> None:
@@ -73,6 +74,7 @@ class DeviceStep:
             "slots": batch.slots,
             "logit_rows": batch.logit_rows,
             "block_tables": batch.block_tables,
+            "sampled": _sampled(batch),
         }
         cuts = [(part.begin, part.end, part.is_chunk) for part in step.parts(CHUNK_ROWS)]
         fields |= {f"starts{i}": torch.tensor([0, end - begin]) for i, (begin, end, _) in enumerate(cuts)}
@@ -80,6 +82,7 @@ class DeviceStep:
         self._put(fields)
         self._send()
         self.is_decode, self.wants_all_logits = step.is_decode, step.wants_all_logits
+        self.may_defer = step.may_defer
         self.end_position = step.rows.max_position + 1
         if len(step.lanes) > 1:
             self._halves = tuple(DeviceStep(half, target) for half in step.lanes)
@@ -97,10 +100,10 @@ class DeviceStep:
         """
         made = cls.__new__(cls)
         shapes: dict[str, tuple[int, ...]] = {
-            name: (rows,) for name in ("tokens", "positions", "sequences", "slots", "logit_rows")
+            name: (rows,) for name in ("tokens", "positions", "sequences", "slots", "logit_rows", "sampled")
         }
         made._make(shapes | {"block_tables": (rows, max_blocks)}, target.device)
-        made.is_decode = made.wants_all_logits = True
+        made.is_decode = made.wants_all_logits = made.may_defer = True
         made.end_position = max_blocks * BLOCK_TOKENS
         made.parts = [DevicePart(0, rows, made.sequences, made.positions)]
         if lanes == 2:
@@ -138,6 +141,7 @@ class DeviceStep:
                 "positions": batch.positions,
                 "slots": batch.slots,
                 "block_tables": batch.block_tables[:rows],
+                "sampled": _sampled(batch),
             }
         )
         self._send()
@@ -184,6 +188,10 @@ class DeviceStep:
         return DevicePart(
             begin, end, sequences, positions, Chunk(getattr(self, f"starts{index}"), table, num_keys)
         )
+
+
+def _sampled(batch: Batch) -> Tensor:
+    return torch.zeros_like(batch.tokens) if batch.sampled is None else batch.sampled
 
 
 class DeviceSteps:

@@ -1,0 +1,110 @@
+"""--defer-experts through the engine: said, checked, and the same answer whoever else asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.config import RunOptions
+from isthmus.engine.engine import Engine
+from isthmus.engine.request import Request, SamplingParams
+from isthmus.errors import UsageError
+from models import tiny
+from models.steps import prompt_of
+
+TOP_K = 3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = tiny.CASES["qwen3moe"]
+    return tiny.write_case(tmp_path_factory.mktemp("tiny") / "tiny.gguf", case, tiny.build(case))
+
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def make(path: Path) -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def made(**options: Any) -> Engine:
+        wanted = {"strategy": "hybrid", "device": "cpu", "threads": 2, "exact_batching": True} | options
+        engines.append(Engine(path, RunOptions(**wanted)))
+        return engines[-1]
+
+    yield made
+    for engine in engines:
+        engine.close()
+
+
+def answers(engine: Engine, prompts: list[list[int]], tokens: int = 12) -> list[list[int]]:
+    """Of requests that come two steps after each other."""
+    given: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+    waiting = list(enumerate(prompts))
+    while waiting or engine.has_work:
+        if waiting:
+            index, prompt = waiting.pop(0)
+            engine.add(Request(str(index), prompt, SamplingParams(temperature=0.0, max_tokens=tokens)))
+        for _ in range(2):
+            for output in engine.step():
+                assert output.error is None
+                if output.token is not None:
+                    given[output.request_id].append(output.token)
+    return list(given.values())
+
+
+PROMPTS = [prompt_of(length, tiny.VOCAB, length) for length in (5, 90, 1, 33)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_answer_does_not_depend_on_who_else_asks(make: Make, overlap: bool) -> None:
+    alone = [answers(make(defer_experts=2), [prompt])[0] for prompt in PROMPTS]
+    together = make(defer_experts=2, overlap=overlap, parallel=4)
+    assert answers(together, PROMPTS) == alone
+    assert alone != [answers(make(), [prompt])[0] for prompt in PROMPTS]
+
+
+def test_an_answer_is_not_found_as_the_beginning_of_a_prompt(make: Make) -> None:
+    """What was computed with late experts is no prompt's: the prefix cache knows prompts alone."""
+    engine, fresh, prompt = make(defer_experts=1), make(defer_experts=1), prompt_of(64, tiny.VOCAB, 0)
+    longer = [*prompt, *answers(engine, [prompt], tokens=70)[0], 5]
+    engine.add(Request("again", longer, SamplingParams(temperature=0.0, max_tokens=6)))
+    outputs = [output for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
+    assert outputs[-1].num_cached_tokens == 64
+    assert [output.token for output in outputs] == answers(fresh, [longer], tokens=6)[0]
+
+
+def test_it_is_off_unless_asked_for_and_said_to_be_approximate(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert make().plan.notes == ()
+        assert not caplog.messages
+        engine = make(defer_experts=2)
+    (note,) = engine.plan.notes
+    assert note.startswith("approximate: of each sampled token 2 experts join a layer late")
+    assert note in str(engine.plan)
+    assert caplog.messages == [note]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"defer_experts": TOP_K}, r"defer_experts must be 1 to 2, fewer than the 3 experts .*, got 3"),
+        ({"defer_experts": -1}, "defer_experts must be a whole number from 0"),
+        ({"defer_experts": 1, "strategy": "cpu"}, "strategy cpu shares none: choose hybrid"),
+        (
+            {"defer_experts": 1, "strategy": "auto", "device": None},
+            "strategy cpu was taken",
+        ),
+        ({"defer_experts": 1, "stream_rows": 8}, "defer_experts and stream_rows do not go together"),
+    ],
+)
+def test_what_it_cannot_be(make: Make, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make(**options)
