@@ -215,7 +215,9 @@ void topn_row(Address logits, int64_t count, int64_t n, Address values, Address 
 
 int64_t nucleus_row(Address weights, int64_t count, double mass, Address ids) {
   const float* w = required<const float>(weights, "weights");
-  for (int64_t i = 0; i < count; i++) need(w[i] >= 0, "nucleus: weight ", i, " is ", w[i]);
+  bool sound = true;  // first without a way out, which the compiler makes vectors of
+  for (int64_t i = 0; i < count; i++) sound &= w[i] >= 0;
+  for (int64_t i = 0; i < count && !sound; i++) need(w[i] >= 0, "nucleus: weight ", i, " is ", w[i]);
   MaybeReleaseGil release(count);
   return nucleus(w, count, mass, required<int32_t>(ids, "ids"));
 }

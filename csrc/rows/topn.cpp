@@ -17,6 +17,33 @@ bool before(const Entry& a, const Entry& b) { return a.value != b.value ? a.valu
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
+// The weights from a bar on, in the order of their ids, that reach `mass` together; all of them if they do
+// not.
+std::vector<Entry> reaching(const float* weights, int64_t count, double mass) {
+  constexpr int64_t kStep = 16;
+  float largest = 0;
+  for (int64_t i = 0; i < count; i++) largest = std::max(largest, weights[i]);
+  std::vector<Entry> entries;
+  for (const float share : {1e-3f, 1e-5f, 0.0f}) {
+    const float bar = share * largest;
+    double sum = 0;
+    entries.clear();
+    for (int64_t i = 0; i < count; i += kStep) {
+      const int64_t end = std::min(count, i + kStep);
+      bool any = false;
+      for (int64_t j = i; j < end; j++) any |= weights[j] >= bar;
+      if (!any) continue;
+      for (int64_t j = i; j < end; j++) {
+        if (weights[j] < bar) continue;
+        entries.push_back({weights[j], static_cast<int32_t>(j)});
+        sum += weights[j];
+      }
+    }
+    if (sum >= mass) break;
+  }
+  return entries;
+}
+
 }  // namespace
 
 // Candidates gather in a buffer; when it is full the n best stay and the worst of them becomes the bar for
@@ -52,27 +79,30 @@ void topn(const float* x, int64_t count, int64_t n, float* values, int32_t* ids)
   for (int64_t i = 0; i < n; i++) values[i] = entries[i].value, ids[i] = entries[i].id;
 }
 
-// A histogram over the upper bits of the weights, which as integers are in their order, says in which bin the
-// mass is reached; only that bin is sorted.
+// First the weights that can matter are gathered: those above a bar, which is lowered until they reach the
+// mass together. Adding all 49k weights of a small vocabulary to a histogram took 0.3 ms a row; of a model's
+// distribution a few hundred are left. The histogram over the upper bits of these, which as integers are in
+// their order, says in which bin the mass is reached; only that bin is sorted.
 int64_t nucleus(const float* weights, int64_t count, double mass, int32_t* ids) {
   constexpr int kDropped = 20;  // 8 bins to a power of two
-  const auto bin_of = [&](int64_t i) { return std::bit_cast<uint32_t>(weights[i]) >> kDropped; };
+  const auto bin_of = [](float weight) { return std::bit_cast<uint32_t>(weight) >> kDropped; };
+  std::vector<Entry> entries = reaching(weights, count, mass);
   std::vector<double> sums(1 << (31 - kDropped));
-  for (int64_t i = 0; i < count; i++) sums[bin_of(i)] += weights[i];
+  for (const Entry& entry : entries) sums[bin_of(entry.value)] += entry.value;
   double sum = 0;
   size_t last = sums.size() - 1;
   for (; last > 0 && (sums[last] == 0 || sum + sums[last] < mass); last--) sum += sums[last];
 
   int64_t chosen = 0;
-  std::vector<Entry> entries;
-  for (int64_t i = 0; i < count; i++) {
-    if (bin_of(i) > last) ids[chosen++] = static_cast<int32_t>(i);
-    if (bin_of(i) == last) entries.push_back({weights[i], static_cast<int32_t>(i)});
+  std::vector<Entry> edge;
+  for (const Entry& entry : entries) {
+    if (bin_of(entry.value) > last) ids[chosen++] = entry.id;
+    if (bin_of(entry.value) == last) edge.push_back(entry);
   }
-  std::sort(entries.begin(), entries.end(), before);
-  for (size_t i = 0; i < entries.size() && (sum < mass || chosen == 0); i++) {
-    sum += entries[i].value;
-    ids[chosen++] = entries[i].id;
+  std::sort(edge.begin(), edge.end(), before);
+  for (size_t i = 0; i < edge.size() && (sum < mass || chosen == 0); i++) {
+    sum += edge[i].value;
+    ids[chosen++] = edge[i].id;
   }
   return chosen;
 }

@@ -29,11 +29,13 @@ class Scripted:
 
     def execute(self, plan: StepPlan) -> Tensor:
         self.steps += 1
-        wanting = [part.sequence for part in plan.slices if part.reaches_end]
-        logits = torch.zeros(len(wanting), self.vocab_size)
-        for sequence, row in zip(wanting, logits, strict=True):
-            script = [*self.scripts[chr(sequence.request.prompt[-1])], self.end]
-            row[script[sequence.num_output_tokens]] = 1.0
+        logits = torch.zeros(sum(part.num_logits for part in plan.slices), self.vocab_size)
+        end = 0
+        for part in plan.slices:
+            end += part.num_logits
+            if part.reaches_end:
+                script = [*self.scripts[chr(part.sequence.request.prompt[-1])], self.end]
+                logits[end - 1, script[part.sequence.num_output_tokens]] = 1.0
         return logits
 
 
@@ -42,11 +44,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_gguf(source.metadata)
 
 
-def scripted_llm(tokenizer: Tokenizer, scripts: dict[str, bytes]) -> LLM:
+def scripted_llm(tokenizer: Tokenizer, scripts: dict[str, bytes], parallel: int = 1) -> LLM:
     """Context 256 tokens, prompts in chunks of 8."""
     assert tokenizer.eos_id is not None
     executor = Scripted(tokenizer.vocab_size, tokenizer.eos_id, scripts)
-    loop = StepLoop(executor, Scheduler(64, 4, 256, chunk_tokens=8), tokenizer.vocab_size)
+    scheduler = Scheduler(parallel * 64, 4, 256, chunk_tokens=8, max_running=parallel)
+    loop = StepLoop(executor, scheduler, tokenizer.vocab_size)
     return LLM.from_parts(loop, tokenizer)
 
 
@@ -168,6 +171,24 @@ def test_timings_count_what_happened(llm: LLM) -> None:
     assert (timings.num_prompt_tokens, timings.num_output_tokens) == (20, 5)
     assert timings.prefill_tok_s == 20 / timings.prefill_s > 0
     assert timings.decode_tok_s == 4 / timings.decode_s > 0
+
+
+def test_a_list_is_computed_together(alphabet_model: Path) -> None:
+    llm = scripted_llm(read_tokenizer(alphabet_model), {"a": b"one two", "b": b"three"}, parallel=2)
+    assert [c.text for c in llm.generate(["a", "b"], GREEDY)] == ["one two", "three"]
+    assert llm.engine._executor.steps == 8  # the longer answer's 7 tokens and its end
+
+
+def test_a_completion_has_log_probabilities_if_asked_and_says_what_was_cached(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
+    asked = llm.generate("xa", params)
+    assert asked.logprobs
+    assert [each.token for each in asked.logprobs] == asked.token_ids
+    assert asked.prompt_logprobs
+    assert [each and each.token for each in asked.prompt_logprobs] == [None, ord("a")]
+    plain = llm.generate("-" * 19 + "a", GREEDY)
+    assert (plain.logprobs, plain.prompt_logprobs, plain.num_cached_tokens) == (None, None, 0)
+    assert llm.generate("-" * 19 + "a", GREEDY).num_cached_tokens == 16
 
 
 def test_an_unknown_option_is_refused_before_the_model_is_looked_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from isthmus.engine.request import FinishReason, Output, Request
+from isthmus.engine.request import FinishReason, Output, Request, TokenLogprob
 from isthmus.tokenizer import Detokenizer, Tokenizer
 
 
@@ -38,6 +38,11 @@ class Completion:
     num_prompt_tokens: int
     timings: Timings
     error: str | None = None
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    logprobs: list[TokenLogprob] | None = None  # of token_ids, if params.logprobs asks for them
+    prompt_logprobs: list[TokenLogprob | None] | None = (
+        None  # of the prompt's, if params.prompt_logprobs does
+    )
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Answer:
         self._detokenizer = Detokenizer(tokenizer, request.params.stop, continues=continues)
         self._text = ""
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._started: float | None = None
         self._first_token: float | None = None
         self._last_token: float | None = None
@@ -75,10 +82,14 @@ class Answer:
         """Turns an event into text; True if a stop string ended the answer and the engine must be told."""
         self._started = step_started if self._started is None else self._started
         text, reason = "", output.finish_reason
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = list(output.prompt_logprobs)
         if output.token is not None:
             self._first_token = now if self._first_token is None else self._first_token
             self._last_token = now
             self._token_ids.append(output.token)
+            if output.logprob is not None:
+                self._logprobs.append(output.logprob)
             text = self._detokenizer.push(output.token)
         if reason is not None and self._detokenizer.stopped is None:
             text += self._detokenizer.finish()
@@ -87,15 +98,25 @@ class Answer:
             reason = "stop"
         self._text += text
         if reason is not None:
-            self.completion = self._completed(reason, output.error, now)
+            self.completion = self._completed(reason, output, now)
         num_computed = output.num_prompt_tokens + max(output.num_output_tokens - 1, 0)
         self.deltas.append(Delta(self._index, text, num_computed, self.completion))
         return stopped and output.finish_reason is None
 
-    def _completed(self, reason: FinishReason, error: str | None, now: float) -> Completion:
+    def _completed(self, reason: FinishReason, output: Output, now: float) -> Completion:
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         last = self._last_token if self._last_token is not None else now
         num_prompt_tokens = len(self.request.prompt)
         timings = Timings(num_prompt_tokens, len(self._token_ids), first - started, last - first)
-        return Completion(self._text, self._token_ids, reason, num_prompt_tokens, timings, error)
+        return Completion(
+            self._text,
+            self._token_ids,
+            reason,
+            num_prompt_tokens,
+            timings,
+            output.error,
+            output.num_cached_tokens,
+            None if self.request.params.logprobs is None else self._logprobs,
+            self._prompt_logprobs,
+        )
