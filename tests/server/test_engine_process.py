@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,16 @@ from harness import RawStream, Server, chat_body, say, serving, wait_for
 from isthmus import errors
 from isthmus.config import RunOptions
 from isthmus.engine import wire
-from isthmus.engine.request import ModelInfo, Output, Request, SamplingParams
+from isthmus.engine.request import (
+    EngineStats,
+    Grammar,
+    ModelInfo,
+    Output,
+    Request,
+    SamplingParams,
+    SlotStats,
+    TokenLogprob,
+)
 
 
 def health(server: Server) -> tuple[int, str]:
@@ -104,6 +114,16 @@ def test_engine_that_reports_its_fall_is_quoted(tmp_path: Path) -> None:
         assert ask(server) == "well"
 
 
+def test_where_the_engine_is_comes_with_its_steps(gated: Server) -> None:
+    """A request in its prompt, which gives no token yet; then at rest."""
+    with RawStream(gated, chat_body("answer", script={"prefill": 3})) as stream:
+        gated.grant(1)
+        wait_for(lambda: gated.engine.stats.num_running == 1)
+        gated.grant(100)
+        stream.read_all()
+    wait_for(lambda: gated.engine.stats.num_running == 0)
+
+
 def test_engine_ends_with_the_server(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         pid = server.engine.pid
@@ -119,7 +139,8 @@ def channels() -> tuple[socket.socket, wire.Channel]:
 
 def test_commands_survive_the_wire_in_any_pieces() -> None:
     params = SamplingParams(temperature=0, logit_bias={7: -100.0}, seed=2**64 - 1, stop=("é",), max_tokens=3)
-    request = Request("r", [1, 2**31 - 1], params, frozenset({2, 3}))
+    params = replace(params, logprobs=5, prompt_logprobs=0, grammar=Grammar("regex", "[a-z]+"))
+    request = Request("r", [1, 2**31 - 1], params, frozenset({2, 3}), "salt")
     commands = [wire.Start("m.gguf", RunOptions(threads=2)), wire.Add(request), wire.Cancel("r")]
     sent = b"".join(map(wire.encode, commands))
     for size in (1, 5, len(sent)):
@@ -149,8 +170,13 @@ def test_idle_engine_waits_for_a_whole_command() -> None:
 
 def test_events_survive_the_wire() -> None:
     info = ModelInfo("m", "llama", 9, 8, "avx2", 2, 1, 1, 0.5)
-    outputs = [Output("r", 5), Output("r", None, "error", "why", 3, 1)]
-    for event in (wire.Progress(1, 2), wire.Ready(info), wire.Outputs(outputs)):
+    told = TokenLogprob(5, -0.5, ((7, -0.25), (5, -0.5)))
+    outputs = [
+        Output("r", 5, num_cached_tokens=64, logprob=told, prompt_logprobs=(None, told)),
+        Output("r", None, "error", "why", 3, 1),
+    ]
+    stats = EngineStats(num_running=1, slots=(SlotStats("r", False, 9, 8, 8, 0),))
+    for event in (wire.Progress(1, 2), wire.Ready(info), wire.Outputs(outputs), wire.Outputs([], stats)):
         assert wire.decode_event(wire.encode(event)[4:]) == event
 
 
