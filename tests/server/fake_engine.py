@@ -18,7 +18,7 @@ from pathlib import Path
 from isthmus import errors
 from isthmus.config import RunOptions
 from isthmus.engine import worker
-from isthmus.engine.request import EngineStats, ModelInfo, Output, Request, TokenLogprob
+from isthmus.engine.request import EngineStats, ModelInfo, Output, Request, SlotStats, TokenLogprob
 
 CONTEXT_TOKENS = 2048
 VOCAB_SIZE = 512
@@ -36,6 +36,7 @@ class Job:
     text: deque[int]
     num_output: int = 0
     prefill_left: int = field(default=0)
+    num_prefills: int = 0  # a step of prefill counts as one token
 
 
 class FakeEngine:
@@ -83,6 +84,7 @@ class FakeEngine:
         self.log(f"step {job.request.id}")
         if job.prefill_left > 0:
             job.prefill_left -= 1
+            job.num_prefills += 1
             return []
         output = self._next(job)
         if output.finish_reason is not None:
@@ -90,7 +92,12 @@ class FakeEngine:
         return [output]
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=min(1, len(self._jobs)), num_waiting=max(0, len(self._jobs) - 1))
+        slots = tuple(
+            SlotStats(job.request.id, index > 0, len(job.request.prompt), 0, job.num_prefills, job.num_output)
+            for index, job in enumerate(self._jobs)
+        )
+        waiting = max(0, len(self._jobs) - 1)
+        return EngineStats(num_running=min(1, len(self._jobs)), num_waiting=waiting, slots=slots)
 
     def _next(self, job: Job) -> Output:
         token, reason, error = None, None, None

@@ -128,3 +128,35 @@ def test_slow_reader_holds_nobody_up(server: Server) -> None:
         wait_for(lambda: server.engine.num_requests == 0)
         assert frames(stream(server))[-1] == "[DONE]"
         assert b"[DONE]" in idle.read_all()
+
+
+def test_progress_of_a_prompt_comes_if_asked_for(gated: Server) -> None:
+    """Here a step of prefill counts as one token; the numbers grow, and text follows."""
+    body = chat_body("x", script={"prefill": 3}, stream=True, return_progress=True)
+    with RawStream(gated, body) as client:
+        client.read_until(b"200 OK")
+        for processed in (1, 2):
+            gated.grant(1)
+            client.read_until(b'"processed":%d' % processed)
+        gated.grant(3)
+        rest = client.read_all()
+    assert b'"content":"x"' in rest
+    assert b"data: [DONE]\n\n" in rest
+
+
+def test_slots_tell_of_those_under_way(gated: Server) -> None:
+    with (
+        RawStream(gated, chat_body("a", script={"prefill": 9}, stream=True)),
+        RawStream(gated, chat_body("b", stream=True)),
+    ):
+        wait_for(lambda: gated.engine.num_requests == 2)
+
+        def shown() -> list[dict[str, Any]]:
+            return [slot for slot in httpx.get(f"{gated.url}/slots").json() if "id_task" in slot]
+
+        gated.grant(1)
+        wait_for(lambda: (gated.grant(1), len(shown()))[1] == 2)
+        running, waiting = shown()
+    assert (running["is_processing"], running["is_waiting"]) == (True, False)
+    assert (waiting["is_processing"], waiting["is_waiting"]) == (False, True)
+    assert running["n_prompt_tokens_processed"] >= 1

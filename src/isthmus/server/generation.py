@@ -7,13 +7,14 @@ also for a slow reader, whose unread events wait here joined (at most a context 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.engine.process import EngineProcess
-from isthmus.engine.request import Output, Request, TokenLogprob
+from isthmus.engine.request import Output, Request, SlotStats, TokenLogprob
 from isthmus.errors import EngineError, IsthmusError
 from isthmus.server.events import Event, Parser, PlainParser, Reasoning, ToolCall, ToolCallBroken, joined
 from isthmus.server.logprobs import ShownToken, TokenTexts
@@ -22,6 +23,9 @@ from isthmus.server.timing import Timing
 from isthmus.tokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
+
+# The engine tells of itself a few times a second.
+_PROGRESS_INTERVAL_S = 0.2
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -180,6 +184,18 @@ class Choices:
         """Returns when something has come; raises the error that ended a choice."""
         await self.changed.wait()
         self._raise()
+
+    async def progress(self, slots: Callable[[], Iterable[SlotStats]]) -> AsyncGenerator[SlotStats, None]:
+        """How far the prompts are, each time that has changed, until the first event."""
+        seen: dict[str, int] = {}
+        while not self.changed.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), _PROGRESS_INTERVAL_S)
+            own = {each.id for each in self.generations}
+            for slot in slots():
+                if slot.request_id in own and seen.get(slot.request_id) != slot.num_computed_tokens:
+                    seen[slot.request_id] = slot.num_computed_tokens
+                    yield slot
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What comes, choice by choice. Raises the error that ended one, after the events before it."""

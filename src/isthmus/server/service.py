@@ -182,7 +182,8 @@ class Service:
 
     def _admit(self) -> Callable[[], None]:
         """Takes a place among the requests in progress; the result, called once or more, gives it back."""
-        if self._num_admitted > self.options.max_queue:
+        parallel = self.engine.info.parallel if self.engine.info is not None else 1
+        if self._num_admitted >= parallel + self.options.max_queue:
             message = f"{self._num_admitted} requests are in progress, which is all this server queues"
             raise unavailable(message, "queue_full", _FULL_RETRY_S)
         self._num_admitted += 1

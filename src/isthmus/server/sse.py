@@ -129,13 +129,16 @@ async def stream_of(
     frames: AsyncGenerator[bytes, None],
     ping_interval_s: float,
     protocol: Protocol = OPENAI,
+    *,
+    patience_s: float | None = None,
 ) -> EventStream:
     """The response that streams `frames`, once there is something to stream; it closes `choices`.
 
-    Waits for the first event, so that an error before it has a real status, but no longer than for a ping.
+    Waits for the first event, so that an error before it has a real status, but no longer than for a ping (or
+    `patience_s`).
     """
     try:
-        async with asyncio.timeout(ping_interval_s):
+        async with asyncio.timeout(ping_interval_s if patience_s is None else patience_s):
             await choices.started()
     except TimeoutError:
         pass  # a long prefill: the stream begins with pings

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from isthmus import __version__
+from isthmus.engine.request import SlotStats
 from isthmus.server.body import read_model
 from isthmus.server.errors import ApiError
 from isthmus.server.events import Content, Event, Reasoning, ToolArguments, ToolCall, joined
@@ -111,7 +112,9 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
 
 async def _stream(service: Service, chat: ChatRequest) -> Response:
     choices = await service.start_chat(chat)
-    return await stream_of(choices, _chunks(service, chat, choices), service.options.ping_interval_s)
+    frames = _chunks(service, chat, choices)
+    patience_s = 0.0 if chat.return_progress else None
+    return await stream_of(choices, frames, service.options.ping_interval_s, patience_s=patience_s)
 
 
 async def _chunks(service: Service, chat: ChatRequest, choices: Choices) -> AsyncGenerator[bytes, None]:
@@ -129,6 +132,9 @@ async def _chunks(service: Service, chat: ChatRequest, choices: Choices) -> Asyn
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return frame(head | {"choices": [choice]})
 
+    if chat.return_progress:
+        async for slot in choices.progress(lambda: service.engine.stats.slots):
+            yield frame(head | {"choices": [], "prompt_progress": _progress(slot, choices)})
     await choices.started()
     for index in range(len(choices.generations)):
         yield chunk(index, {"role": "assistant", "content": ""})
@@ -141,6 +147,17 @@ async def _chunks(service: Service, chat: ChatRequest, choices: Choices) -> Asyn
             yield chunk(piece.index, {}, piece.finish_reason, logprobs)
     if chat.include_usage:
         yield frame(head | {"choices": []} | totals_of(choices, chat.num_choices))
+
+
+def _progress(slot: SlotStats, choices: Choices) -> dict[str, int]:
+    """llama-server's object: tokens of the prompt, of these cached, computed so far; and the time so far."""
+    passed_s = time.monotonic() - choices.generations[0].timing.added_at
+    return {
+        "total": slot.num_prompt_tokens,
+        "cache": slot.num_cached_tokens,
+        "processed": min(slot.num_computed_tokens, slot.num_prompt_tokens),
+        "time_ms": round(passed_s * 1e3),
+    }
 
 
 def delta_of(event: Event) -> dict[str, Any]:

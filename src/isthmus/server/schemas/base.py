@@ -73,6 +73,7 @@ class Sampling(Body):
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None  # llama-server's: how far the prompt is, in a chat's stream
     max_tokens: TokenLimit = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOP_TOKEN_IDS)] = None
