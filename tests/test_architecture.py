@@ -38,7 +38,8 @@ ALLOWED = {
 }
 LEAVES = {"errors", "config"}
 TORCH_FREE = ["errors", "config", "formats/spec", "weights", "resolve", "placement", "tokenizer", "server"]
-TORCH_FREE += ["engine/request", "engine/blocks", "engine/scheduler", "engine/prefix", "engine/fairness", "engine/speculate", "engine/process", "cli/main"]
+TORCH_FREE += [f"engine/{name}" for name in ("request", "blocks", "prefix", "fairness", "scheduler")]
+TORCH_FREE += ["engine/speculate", "engine/process", "cli/main"]
 
 
 def modules() -> list[Path]:
