@@ -29,6 +29,15 @@ def logprob_of(token: int, num_top: int) -> TokenLogprob:
     return TokenLogprob(token, -token / 8, tuple((token + i, -(token + i) / 8) for i in range(num_top)))
 
 
+def script_in(text: str) -> dict:
+    """The last {...} of a prompt; a text without one asks for nothing in particular."""
+    try:
+        script = json.loads(text[text.rindex("{") : text.rindex("}") + 1])
+    except ValueError:
+        return {}
+    return script if isinstance(script.get("say", ""), str) else {}
+
+
 @dataclass
 class Job:
     request: Request
@@ -66,8 +75,7 @@ class FakeEngine:
         return bool(self._jobs)
 
     def add(self, request: Request) -> None:
-        text = bytes(token for token in request.prompt if token < 256).decode()
-        script = json.loads(text[text.rindex("{") : text.rindex("}") + 1]) if "{" in text else {}
+        script = script_in(bytes(token for token in request.prompt if token < 256).decode(errors="replace"))
         if script.get("end") == "reject":
             raise errors.UsageError("the engine does not take this")
         say = deque(script.get("tokens") or script.get("say", "ok").encode())

@@ -48,7 +48,7 @@ class Prompts:
     def count_chat(self, chat: ChatRequest) -> int:
         return len(self.tokenizer.encode_segments(self.segments_of(chat)))
 
-    def of_completion(self, body: CompletionRequest, context_tokens: int, vocab_size: int) -> list[list[int]]:
+    def of_completion(self, body: CompletionRequest, context_tokens: int) -> list[list[int]]:
         """Token ids of each prompt. In a text its author may write special tokens, as a template does."""
         prompts = []
         for given in body.prompt:
@@ -58,7 +58,7 @@ class Prompts:
                 ids = self.tokenizer.encode(given, add_special=add_special, parse_special=True)
             else:
                 ids = given
-                check_ids("prompt", ids, vocab_size)
+                check_ids("prompt", ids, self.tokenizer.vocab_size)
             if not ids:
                 raise ApiError(400, "prompt: it has no tokens", param="prompt", code="invalid_value")
             _check_fits(len(ids), context_tokens, "prompt")

@@ -123,7 +123,7 @@ class Service:
         limit = self.context_tokens(info)
 
         async def prompts() -> list[list[int]]:
-            return await self.in_thread(lambda: self.prompts.of_completion(body, limit, info.vocab_size))
+            return await self.in_thread(lambda: self.prompts.of_completion(body, limit))
 
         # After one token nothing comes: an end token is then told like any other, as its readers count on.
         ends = not (body.echo and body.logprobs is not None and body.token_limit == 1)
