@@ -13,7 +13,7 @@ from isthmus.models.base import Model, load_model
 from isthmus.modules.ring import ExpertRing
 from isthmus.modules.slots import expert_bytes
 from isthmus.modules.split import DeviceExperts, ExpertSplit
-from isthmus.modules.streamed import Streaming
+from isthmus.modules.streamed import StreamedExperts, Streaming
 from isthmus.weights.source import open_weights
 from models import tiny
 from models.steps import Session, prompt_of
@@ -77,7 +77,9 @@ def test_bytes_are_those_of_the_experts_that_each_step_chose(path: Path) -> None
     session, seen = Session(model, 1), chosen(model)
     session.step([(0, PROMPTS[0])])
     session.step([(0, [1])])
-    one = expert_bytes(split.streamed[max(split.streamed)].weights)
+    last = split.streamed[max(split.streamed)]
+    assert isinstance(last, StreamedExperts)
+    one = expert_bytes(last.weights)
     needed = sum(len(ids.unique()) for _, ids in seen)
     assert (split.use().streamed, split.use().bytes_streamed) == (needed, needed * one)
     assert split.use().hits == sum(ids.numel() for _, ids in seen)

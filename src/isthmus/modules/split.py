@@ -24,7 +24,7 @@ from isthmus.modules.loader import Loader
 from isthmus.modules.promise import Promise
 from isthmus.modules.resident import ResidentExperts
 from isthmus.modules.ring import ExpertRing
-from isthmus.modules.streamed import StreamedExperts, Streaming
+from isthmus.modules.streamed import StreamedExperts, Streamer, Streaming
 from isthmus.native import ops, rows
 from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded, on_stream, slot_rows
 
@@ -87,7 +87,7 @@ class ExpertSplit:
     defer: int = 0
     handoff: Handoff | None = None
     resident: dict[int, ResidentExperts] = field(default_factory=dict)  # by layer, as they are loaded
-    streamed: dict[int, StreamedExperts] = field(default_factory=dict)
+    streamed: dict[int, Streamer] = field(default_factory=dict)
     ones: Tensor = field(default_factory=lambda: torch.empty(0))  # weights of choices that are summed later
     _rows_of_token: int = 1  # in the hand-off
     _use: ExpertUse = field(default_factory=ExpertUse)
@@ -172,8 +172,7 @@ class ExpertSplit:
         return ByRows(few, self._streamed(layer, weights)) if self.streaming is not None else few
 
     def _streamed(self, layer: int, weights: PackedMatrices) -> StreamedExperts:
-        assert self.ring is not None
-        return StreamedExperts(self, layer, weights, self.ring, self.resident.get(layer))
+        return StreamedExperts(self, layer, weights, self.resident.get(layer))
 
     def use(self) -> ExpertUse:
         """So far; to be called between steps."""

@@ -11,7 +11,7 @@ is added (see `resident`). The host looks at the ids: such a step is not capture
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from isthmus.modules.experts import PackedMatrices
-from isthmus.modules.ring import ExpertRing, Places, Stage
+from isthmus.modules.ring import Places, Stage
 from isthmus.modules.slots import ExpertSlots, slots_bytes
 from isthmus.native import choices, rows
 from isthmus.native.handoff import Slot
@@ -53,48 +53,117 @@ class Started:
     pairs: Tensor | None  # int64: choices that crossed as rows of their own
 
 
-class StreamedExperts:
-    """Of one layer. `resident`: experts that are on the device anyway."""
+@dataclass(frozen=True)
+class Chosen:
+    """What a step does with a layer's experts. `here`: int32 [T, k] on the host, -1 for the CPU's choices."""
+
+    streamed: list[int]
+    ahead: Stage | None
+    flat: Tensor  # int64 [T * k] on the host: the ids
+    here: Tensor
+
+
+class Streamer:
+    """The way of one layer's experts through the ring, whatever the device."""
 
     def __init__(
         self,
         split: ExpertSplit,
         layer: int,
-        weights: PackedMatrices,
-        ring: ExpertRing,
-        resident: ResidentExperts | None,
+        num_experts: int,
+        stage_bytes: int,
+        places: Callable[[Tensor], Places],
     ) -> None:
+        """places: over a stage's memory, of which they need `stage_bytes`."""
         assert split.streaming is not None
-        self._split, self._layer, self._ring, self._resident = split, layer, ring, resident
-        self._streaming, self._experts, self.weights = split.streaming, weights[0].experts, weights
-        self._last: list[int] = list(range(self._experts))  # streamed at the step before: a guess at the next
-
-        def places(memory: Tensor) -> ExpertSlots:
-            return ExpertSlots(weights, ring.size, exact=split.exact, memory=memory)
-
-        ring.add(layer, slots_bytes(weights, ring.size), places)
+        assert split.ring is not None
+        self._split, self._layer, self._experts = split, layer, num_experts
+        self._streaming, self._ring = split.streaming, split.ring
+        self._last: list[int] = list(range(num_experts))  # streamed at the step before: a guess at the next
+        self._ring.add(layer, stage_bytes, places)
         split.streamed[layer] = self
 
-    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
-        """x fp32 [T, H], ids int32 and weights fp32 [T, k]. ValueError for an id that is no expert."""
-        (tokens, hidden), k = x.shape, ids.shape[1]
+    def choose(self, ids: Tensor, resident: Tensor) -> Chosen:
+        """ids int32 [T, k] and resident (by expert its slot or -1) on the host. ValueError for an id that is
+        no expert."""
         flat = ids.view(-1).long()
         if int(flat.min()) < 0 or int(flat.max()) >= self._experts:
             raise ValueError(f"layer {self._layer}: an expert id is not in 0..{self._experts - 1}")
-        resident = self._resident.table.long() if self._resident else torch.full((self._experts,), -1)
-        num_rows = torch.bincount(flat, minlength=self._experts)
-        streamed = self._streaming.chosen(num_rows.tolist(), resident.tolist())
+        num_rows = torch.bincount(flat, minlength=self._experts).tolist()
+        streamed = self._streaming.chosen(num_rows, resident.tolist())
         ahead = self._ring.take_ahead(self._layer)
         on_device = resident >= 0
         on_device[[*streamed, *(ahead.experts if ahead else ())]] = True
-        here = torch.where(on_device[flat], flat, choices.NO_EXPERT).int().view(tokens, k)
-        slot, pairs = self._submit(x, ids, weights, here)
+        here = torch.where(on_device[flat], flat, choices.NO_EXPERT).int().view(ids.shape)
+        self._split.count_choices(len(flat), int((here >= 0).sum()))
+        return Chosen(streamed, ahead, flat, here)
+
+    def stream(self, x: Tensor, chosen: Chosen, parts: Tensor, k: int) -> None:
+        """parts [T * k, H] of what streams. The copies of the next stage, at last those of the next layer's
+        first, start before a stage's computations."""
+        ring, stage = self._ring, chosen.ahead
+        left = [expert for expert in chosen.streamed if stage is None or expert not in stage.experts]
+        for begin in range(0, len(left), ring.size):
+            following = ring.fill(self._layer, left[begin : begin + ring.size])
+            self._from_stage(x, chosen.flat, stage, parts, k)
+            stage = following
+        after = ring.after(self._layer)
+        if after is not None and len(chosen.streamed) >= ring.size:
+            ring.fill_ahead(after, self._split.streamed[after].guess())
+        self._from_stage(x, chosen.flat, stage, parts, k)
+        self._last = chosen.streamed
+
+    def guess(self) -> list[int]:
+        """Experts for a stage that is filled before the router has spoken: as at the step before."""
+        return self._last[: self._ring.size]
+
+    def _from_stage(self, x: Tensor, flat: Tensor, stage: Stage | None, parts: Tensor, k: int) -> None:
+        if stage is None:
+            return
+        table = torch.full((self._experts,), choices.NO_EXPERT)
+        table[list(stage.experts)] = torch.arange(len(stage.experts))
+        with self._ring.using(stage) as places:
+            compute(x, table[flat], places, parts, k)
+
+
+def compute(x: Tensor, slots: Tensor, places: Places, parts: Tensor, k: int) -> None:
+    """parts[i] = the expert in slots[i] of x[i // k], where that is one. slots int64 [T * k] on the host."""
+    pairs = torch.nonzero(slots >= 0).view(-1)
+    if not len(pairs):
+        return
+    of_pairs = slots[pairs].int().view(-1, 1).to(x.device)
+    pairs = pairs.to(x.device)
+    out = torch.empty(len(pairs), x.shape[1], dtype=torch.float32, device=x.device)
+    places(x[pairs // k], of_pairs, None, out)
+    parts[pairs] = out
+
+
+class StreamedExperts(Streamer):
+    """On the CPU in a device's place. `resident`: experts that are on the device anyway."""
+
+    def __init__(
+        self, split: ExpertSplit, layer: int, weights: PackedMatrices, resident: ResidentExperts | None
+    ) -> None:
+        assert split.ring is not None
+        size = split.ring.size
+
+        def places(memory: Tensor) -> ExpertSlots:
+            return ExpertSlots(weights, size, exact=split.exact, memory=memory)
+
+        super().__init__(split, layer, weights[0].experts, slots_bytes(weights, size), places)
+        self._resident, self.weights = resident, weights
+
+    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
+        """x fp32 [T, H], ids int32 and weights fp32 [T, k]."""
+        (tokens, hidden), k = x.shape, ids.shape[1]
+        resident = self._resident.table.long() if self._resident else torch.full((self._experts,), -1)
+        chosen = self.choose(ids, resident)
+        slot, pairs = self._submit(x, ids, weights, chosen.here)
         parts = torch.empty(tokens * k, hidden)
         if self._resident is not None and self._resident.slots is not None:
-            _compute(x, resident[flat], self._resident.slots, parts, k)
-        self._stream(x, flat, streamed, ahead, parts, k)
-        self._split.count_choices(tokens * k, int((here >= 0).sum()))
-        return Started(parts, here, weights, slot, pairs)
+            compute(x, resident[chosen.flat], self._resident.slots, parts, k)
+        self.stream(x, chosen, parts, k)
+        return Started(parts, chosen.here, weights, slot, pairs)
 
     def finish(self, started: Started) -> Tensor:
         """The weighted sum of all choices, a new fp32 [T, H]. Raises HandoffError."""
@@ -144,42 +213,3 @@ class StreamedExperts:
         ones = self._split.ones.data_ptr()
         handoff.submit(slot, len(theirs), every.data_ptr(), there.data_ptr(), ones)
         return slot, theirs
-
-    def _stream(
-        self, x: Tensor, flat: Tensor, streamed: list[int], stage: Stage | None, parts: Tensor, k: int
-    ) -> None:
-        """stage: filled ahead. The copies of the next stage, at last those of the next layer's first, start
-        before this one's computations."""
-        ring = self._ring
-        left = [expert for expert in streamed if stage is None or expert not in stage.experts]
-        for begin in range(0, len(left), ring.size):
-            following = ring.fill(self._layer, left[begin : begin + ring.size])
-            self._from_stage(x, flat, stage, parts, k)
-            stage = following
-        after = ring.after(self._layer)
-        if after is not None and len(streamed) >= ring.size:
-            ring.fill_ahead(after, self._split.streamed[after].guess())
-        self._from_stage(x, flat, stage, parts, k)
-        self._last = streamed
-
-    def guess(self) -> list[int]:
-        """Experts for a stage that is filled before the router has spoken: as at the step before."""
-        return self._last[: self._ring.size]
-
-    def _from_stage(self, x: Tensor, flat: Tensor, stage: Stage | None, parts: Tensor, k: int) -> None:
-        if stage is None:
-            return
-        table = torch.full((self._experts,), choices.NO_EXPERT)
-        table[list(stage.experts)] = torch.arange(len(stage.experts))
-        with self._ring.using(stage) as places:
-            _compute(x, table[flat], places, parts, k)
-
-
-def _compute(x: Tensor, slots: Tensor, places: Places, parts: Tensor, k: int) -> None:
-    """parts[i] = the expert in slots[i], where that is one, of x[i // k]."""
-    pairs = torch.nonzero(slots >= 0).view(-1)
-    if not len(pairs):
-        return
-    out = torch.empty(len(pairs), x.shape[1])
-    places(x[pairs // k], slots[pairs].int().view(-1, 1), None, out)
-    parts[pairs] = out

@@ -1,7 +1,7 @@
 """Hot experts: what is left of a device holds those that a profile counts most, or that decoding uses. Pure.
 
-The host keeps every expert: rows of a long prompt may still be computed there. An expert whose formats a GPU
-does not multiply by stays on the CPU alone: dequantised it would take the room of three or four others.
+The host keeps every expert: rows of a long prompt may still be computed there. An expert in a format whose
+tiles a GPU does not read stays on the CPU alone: dequantised it would take the room of three or four others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from isthmus.errors import UsageError
 from isthmus.placement.layout import GIB, HOST, Job, Placement
+from isthmus.placement.sizes import GPU_TILES
 
 
 def with_hot_experts(job: Job, placement: Placement) -> Placement:
@@ -74,7 +75,8 @@ def with_spare_slots(job: Job, placement: Placement) -> Placement:
 
 
 def _can_move(job: Job, layer: int) -> bool:
-    return not (job.on_gpu and job.parts.experts[layer].inflated)
+    """Whether its experts may come to the device by a plain copy: a GPU must read their tiles."""
+    return not job.on_gpu or job.parts.experts[layer].formats.keys() <= set(GPU_TILES)
 
 
 def _one(job: Job, layer: int) -> int:

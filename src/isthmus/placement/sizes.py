@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from isthmus.weights.source import RawTensor, WeightSource
 
 # What the GPU's kernels multiply by as it is; any other format is dequantised to bf16 there.
-GPU_FORMATS = ("q8_0", "q4_k", "q5_k", "q6_k", "f32", "f16", "bf16")
+GPU_TILES = ("q8_0", "q4_k", "q5_k", "q6_k")  # whose tiles its kernels read: gpu.tiles.GPU_FORMATS
+GPU_FORMATS = (*GPU_TILES, "f32", "f16", "bf16")
 
 KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
 PLAIN = ("f32", "f16", "bf16")  # formats that a transposition carries over as they are

@@ -1,0 +1,100 @@
+"""Places for experts in a torch device's memory: what modules.slots is on the CPU, for the kernels there.
+
+Tiles are copied as they are, so only experts in formats that the kernels unpack can come (`placement` leaves
+others on the CPU). How bytes reach the device is the `Uploader`'s affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus.formats.spec import FORMATS
+from isthmus.gpu.tiles import PackedMatrix
+from isthmus.modules.experts import PackedMatrices
+from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.slots import expert_bytes
+from isthmus.native import ops
+
+ALIGNMENT = 256  # of a matrix's tiles: kernels want 16, DMA engines like more
+
+
+class Uploader(Protocol):
+    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
+        """The expert's tiles into `to`, uint8 on the device; in the order of this uploader's copies, and
+        perhaps later than this returns."""
+
+
+class HostUploader:
+    """For a device of host memory."""
+
+    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
+        ops.copy_expert(weight, expert, to.data_ptr())
+
+
+def device_slots_bytes(weights: PackedMatrices, count: int) -> int:
+    return sum(_aligned(count * (weight.nbytes // weight.experts)) for weight in weights)
+
+
+class DeviceSlots:
+    """`count` places for experts of one layer. What is in a place that nobody filled is not to be used."""
+
+    def __init__(
+        self,
+        target: Target,
+        weights: PackedMatrices,
+        count: int,
+        uploader: Uploader,
+        memory: Tensor | None = None,
+    ) -> None:
+        """weights: gate, up and down on the host. memory: uint8 of device_slots_bytes at least; None: its
+        own."""
+        self._target, self._weights, self._uploader = target, weights, uploader
+        self.expert_bytes = expert_bytes(weights)
+        needed = device_slots_bytes(weights, count)
+        if memory is None:
+            memory = torch.empty(needed, dtype=torch.uint8, device=target.device)
+        self._places: list[PackedMatrix] = []
+        begin = 0
+        for weight in weights:
+            nbytes = count * (weight.nbytes // weight.experts)
+            data, spec = memory[begin : begin + nbytes], FORMATS[weight.format_id]
+            self._places.append(PackedMatrix(data, spec, count, weight.rows, weight.columns))
+            begin += _aligned(nbytes)
+        self._in_order = torch.arange(count, dtype=torch.int32, device=target.device)
+
+    def put(self, slot: int, expert: int) -> None:
+        for place, weight in zip(self._places, self._weights, strict=True):
+            self._uploader.copy(weight, expert, place.expert(slot).data)
+
+    def weighted(
+        self, x: Tensor, ids: Tensor, weights: Tensor, table: Tensor, out: Tensor, residual: Tensor
+    ) -> Tensor:
+        """out = residual + sum_j weights[:, j] expert_in(table[ids[:, j]])(x), those in no slot left out.
+
+        x bf16 or fp32 [T, H]; ids int32, weights fp32 [T, k]; table int32 [experts]; out, residual bf16 or
+        fp32 [T, H].
+        """
+        gate, up, down = self._places
+        kernels: Any = self._target.kernels
+        done: Tensor = kernels.experts(
+            x.to(torch.bfloat16), ids, weights, table, gate, up, down, out, residual=residual
+        )
+        return done
+
+    def __call__(self, x: Tensor, slots: Tensor, weights: Tensor | None, out: Tensor) -> None:
+        """out[n] = expert_in(slots[n, 0])(x[n]): each row has one, without a weight.
+
+        x bf16 or fp32 [N, H]; slots int32 [N, 1]; weights None; out fp32 [N, H].
+        """
+        assert weights is None
+        gate, up, down = self._places
+        ones = torch.ones(slots.shape, dtype=torch.float32, device=x.device)
+        kernels: Any = self._target.kernels
+        kernels.experts(x.to(torch.bfloat16), slots, ones, self._in_order, gate, up, down, out)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
