@@ -49,11 +49,6 @@ def test_a_gpu_that_works_is_used(source: DummySource, strategy: Any) -> None:
     assert devices.gpus_of(made) == ["cuda:0"]
 
 
-def test_a_strategy_that_is_not_executed_yet_is_refused(source: DummySource) -> None:
-    with pytest.raises(DeviceError, match="on which strategy stream is not executed yet"):
-        executable_plan(WITH_GPU, source, RunOptions(strategy="stream"))
-
-
 @pytest.mark.parametrize(
     ("cuda", "says", "said"),
     [
@@ -124,8 +119,6 @@ def test_a_strategy_that_hands_nothing_over_needs_no_hand_off(
     [
         ({"device": "cuda:1"}, r"there is no device cuda:1; there are cuda:0 \(RTX 4090\)"),
         ({"kv_dtype": "f32"}, "whose cache is bf16; leave --kv-dtype f32 out"),
-        ({"stream_rows": 64}, "--stream-rows is not executed yet"),
-        ({"strategy": "stream"}, "on which strategy stream is not executed yet"),
         ({"exact_batching": True}, "--exact-batching is for --strategy cpu"),
     ],
 )

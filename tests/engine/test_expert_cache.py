@@ -54,7 +54,7 @@ def test_it_learns_keeps_to_its_budget_and_answers_as_the_cpu_does(path: Path) -
     again = engine.expert_use
     assert again is not None
     assert again.hits > 2 * first.hits
-    for resident in engine._split.resident.values():  # type: ignore[union-attr]
+    for resident in engine._splits[0].resident.values():
         slots = [slot for slot in resident.table.tolist() if slot >= 0]
         assert len(set(slots)) == len(slots) <= 4
     engine.close()
@@ -71,8 +71,7 @@ def test_beside_a_profile_its_experts_stay_and_others_come_and_go(path: Path, tm
     )
     assert [(t.resident, t.spare) for t in engine.plan.experts.values()] == [((7,), 7), ((), 8)]
     assert answer(engine) == answer(engine_of(path, strategy="cpu"))
-    assert engine._split is not None
-    assert engine._split.resident[0].table[7] == 0
+    assert engine._splits[0].resident[0].table[7] == 0
     engine.close()
 
 

@@ -27,8 +27,6 @@ from isthmus.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
-# Options of a split that works with CPU threads in a GPU's place only, so far.
-NOT_ON_GPUS = ("expert_cache", "stream_rows")
 
 # A plan's device -> what it is here. For tests: `{"cuda:0": torch.device("cpu")}` puts modules of torch
 # references in the place of a GPU's. Empty: a device is what its name says.
@@ -77,8 +75,6 @@ def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
     if not gpus:
         return ""
     names = ", ".join(gpus)
-    if plan.strategy == "stream":
-        return f"{names} is to be used, on which strategy stream is not executed yet; use --strategy hybrid"
     if options.kv_dtype != "bf16":
         return f"{names} is to be used, whose cache is bf16; leave --kv-dtype {options.kv_dtype} out"
     if options.exact_batching:
@@ -86,10 +82,6 @@ def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
             f"{names} is to be used, whose products have one form for few rows and one for many; "
             "--exact-batching is for --strategy cpu"
         )
-    for option in NOT_ON_GPUS:
-        if getattr(options, option) is not None:
-            flag = option.replace("_", "-")
-            return f"{names} is to be used, where --{flag} is not executed yet; leave it out"
     real = [name for name in gpus if name not in stand_ins]
     if not real:
         return ""

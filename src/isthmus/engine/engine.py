@@ -27,7 +27,7 @@ from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.errors import UsageError
 from isthmus.models.table import model_class
 from isthmus.modules.cache import PackedCache
-from isthmus.modules.split import ExpertUse
+from isthmus.modules.split import ExpertUse, sum_of
 from isthmus.native.handoff import Counters, Event
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
@@ -84,7 +84,7 @@ class Engine(StepLoop):
         torch.set_num_threads(1)
         self.plan = plan = loaded.plan
         self._routers = loaded.model.routers()
-        self._split = loaded.split
+        self._splits = loaded.splits
         self._handoffs, self._devices = loaded.handoffs, loaded.devices
         self.info = ModelInfo(
             name=model_path.name.removesuffix(".gguf"),
@@ -112,8 +112,8 @@ class Engine(StepLoop):
         scheduler.keeps_answers = not options.defer_experts
         self._runner = loaded.runner
         runner: Executor = self._runner
-        if loaded.cache is not None:
-            runner = LearningRunner(runner, loaded.cache)
+        if loaded.caches:
+            runner = LearningRunner(runner, loaded.caches)
         if cache is not None:
             runner = _OverMappedWeights(runner, cache)
         super().__init__(
@@ -126,7 +126,7 @@ class Engine(StepLoop):
         if isinstance(self._runner, DeviceRunner):
             self._runner.close()
         del self._executor, self._runner, self._routers
-        self._split = None
+        self._splits = ()
         self._handoffs.close()
         if self._devices:
             give_back_cached_memory()
@@ -160,7 +160,7 @@ class Engine(StepLoop):
     @property
     def expert_use(self) -> ExpertUse | None:
         """Which device computed choices of experts so far, and what was copied for that; None as above."""
-        return self._split.use() if self._split else None
+        return sum_of([split.use() for split in self._splits]) if self._splits else None
 
 
 class _OverMappedWeights:

@@ -8,7 +8,8 @@ rounding, as two devices round differently (not under exact_batching, where choi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -100,10 +101,17 @@ class ExpertCache:
 class LearningRunner:
     """A runner whose experts come and go between its steps."""
 
-    def __init__(self, runner: Executor, cache: ExpertCache) -> None:
-        self._runner, self._cache = runner, cache
+    def __init__(
+        self,
+        runner: Executor,
+        caches: Sequence[tuple[ExpertCache, Callable[[], AbstractContextManager[object]]]],
+    ) -> None:
+        """caches: of each device, with the context in which what is called is queued on it."""
+        self._runner, self._caches = runner, caches
 
     def execute(self, plan: StepPlan) -> Tensor:
         logits = self._runner.execute(plan)
-        self._cache.after_step(learns=all(part.count == 1 for part in plan.slices))
+        for cache, here in self._caches:
+            with here():
+                cache.after_step(learns=all(part.count == 1 for part in plan.slices))
         return logits

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from isthmus.engine.state import State
 from isthmus.engine.two_sided import check_two_sided
 from isthmus.models.base import Model, load_model
 from isthmus.modules.cache import PackedStore
+from isthmus.modules.copies import Copies, HostCopies
+from isthmus.modules.on_gpu.copies import CopyStream
 from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.ring import ExpertRing
 from isthmus.modules.split import DeviceExperts, ExpertSplit
@@ -47,8 +51,9 @@ class Loaded:
     model: Model
     runner: Runner | DeviceRunner
     handoffs: Handoffs
-    split: ExpertSplit | None = None  # of the CPU with itself
-    cache: ExpertCache | None = None
+    splits: Sequence[ExpertSplit] = ()  # one for each device that has experts, or gives them to the CPU
+    # of each such device whose experts come and go, with the context of its queue of work
+    caches: Sequence[tuple[ExpertCache, Callable[[], AbstractContextManager[Any]]]] = ()
     devices: Mapping[str, torch.device] = field(
         default_factory=dict
     )  # of the plan's; none: the CPU, natively
@@ -98,41 +103,57 @@ def _on_cpu(
     state = State(model.state_spec(), plan.num_blocks, options.kv_dtype)
     runner = Runner(model, state, BLOCK_TOKENS, handoff, captures=plan.strategy != "stream")
     handoffs = Handoffs([handoff] if handoff else [])
-    cache = cache_of(plan, split.resident, split.count_upload) if split else None
-    return Loaded(plan, model, runner, handoffs, split=split, cache=cache)
+    cache = cache_of(plan, split)
+    return Loaded(
+        plan,
+        model,
+        runner,
+        handoffs,
+        splits=[split] if split else [],
+        caches=[(cache, nullcontext)] if cache else [],
+    )
 
 
-def cache_of(
-    plan: Plan, places: Mapping[int, Places], count_upload: Callable[[int], None]
-) -> ExpertCache | None:
-    """Of those layers whose tables have places to spare."""
-    layers = {}
-    for layer, table in plan.experts.items():
-        if table.spare:
-            stay = len(table.resident)
-            layers[layer] = (places[layer], Lfru(range(stay, stay + table.spare), table.resident))
-    return ExpertCache(layers, count_upload) if layers else None
+def cache_of(plan: Plan, split: ExpertSplit | None) -> ExpertCache | None:
+    """Of those of a device's layers whose tables have places to spare."""
+    if split is None:
+        return None
+    layers: dict[int, tuple[Places, Lfru]] = {}
+    for layer, here in split.on_device.items():
+        if here.spare:
+            stay = plan.experts[layer].resident
+            layers[layer] = (split.resident[layer], Lfru(range(len(stay), here.count), stay))
+    return ExpertCache(layers, split.count_upload) if layers else None
 
 
 def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
     """How the CPU computes routed experts in a GPU's place and in its own; None where it is the device of
     everything."""
-    if plan.strategy not in ("stream", "hybrid") or not plan.experts:
+    if not hands_over(plan) and not streams(plan):
         return None
-    on_device = {
-        layer: DeviceExperts(table.resident, table.spare)
-        for layer, table in plan.experts.items()
-        if table.resident or table.spare
-    }
     return ExpertSplit(
         "threaded",
         options.chunk_tokens,
         exact=options.exact_batching,
-        on_device=on_device,
+        on_device=experts_on(plan),
         streaming=streaming_of(plan, options),
-        ring=ring_of(plan),
+        ring=ring_of(plan, torch.device("cpu"), HostCopies()),
         defer=options.defer_experts,
     )
+
+
+def streams(plan: Plan) -> bool:
+    return plan.strategy == "stream" and bool(plan.experts)
+
+
+def experts_on(plan: Plan, device: str = "") -> dict[int, DeviceExperts]:
+    """By layer on that device of the plan (empty: on any), the experts that it holds and those that may
+    come."""
+    return {
+        layer: DeviceExperts(table.resident, table.spare)
+        for layer, table in plan.experts.items()
+        if (table.resident or table.spare) and device in ("", table.device)
+    }
 
 
 def streaming_of(plan: Plan, options: RunOptions) -> Streaming | None:
@@ -144,10 +165,12 @@ def streaming_of(plan: Plan, options: RunOptions) -> Streaming | None:
     return Streaming(options.stream_rows)
 
 
-def ring_of(plan: Plan) -> ExpertRing | None:
-    if not plan.ring:
+def ring_of(plan: Plan, device: torch.device, copies: Copies) -> ExpertRing | None:
+    if not plan.ring or not plan.experts:
         return None
-    return ExpertRing(RING_STAGES, min(RING_EXPERTS, max(table.count for table in plan.experts.values())))
+    size = min(RING_EXPERTS, max(table.count for table in plan.experts.values()))
+    allocate = partial(torch.empty, dtype=torch.uint8, device=device)
+    return ExpertRing(RING_STAGES, size, allocate, copies)
 
 
 def _on_devices(
@@ -174,7 +197,16 @@ def _on_devices(
     runner = DeviceRunner(model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs)
     runner.warm_up(options.chunk_tokens)
     devices = {name: target.device for name, target in targets.items()}
-    return Loaded(plan, model, runner, Handoffs(handoffs), devices=devices)
+    caches = {lanes[target]: cache_of(plan, target.split) for target in targets.values()}
+    return Loaded(
+        plan,
+        model,
+        runner,
+        Handoffs(handoffs),
+        splits=splits,
+        caches=[(cache, lane.here) for lane, cache in caches.items() if cache],
+        devices=devices,
+    )
 
 
 def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str, Target]:
@@ -184,17 +216,28 @@ def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str
     for name in gpus_of(plan):
         device = torch_device(name, stand_ins)
         split = None
-        if hands_over(plan):
+        if hands_over(plan) or streams(plan):
             settings: dict[str, Any] = {"dtype": residual}
+            copies: Copies = HostCopies()
             if device.type == "cuda":
                 settings["device"] = device.index
-            kind = "stream" if device.type == "cuda" else "threaded"
-            split = ExpertSplit(kind, options.chunk_tokens, settings, defer=options.defer_experts)
+                copies = CopyStream(device)
+            split = ExpertSplit(
+                "stream" if device.type == "cuda" else "threaded",
+                options.chunk_tokens,
+                settings,
+                on_device=experts_on(plan, name),
+                streaming=streaming_of(plan, options),
+                ring=ring_of(plan, device, copies),
+                copies=copies,
+                defer=options.defer_experts,
+            )
         dtype = torch.bfloat16 if residual == "bf16" else torch.float32
         targets[name] = Target.of(device, residual=dtype, split=split)
     return targets
 
 
 def _as_the_plan(plan: Plan, targets: dict[str, Target]) -> Targets:
-    slots = {layer: table.slots() for layer, table in plan.experts.items() if table.resident}
+    held = plan.experts.items() if plan.strategy == "gpu" else ()
+    slots = {layer: table.slots() for layer, table in held}
     return Targets(lambda name: targets.get(plan.device_of(name)), slots)

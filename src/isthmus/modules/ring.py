@@ -5,8 +5,8 @@
     with ring.using(stage) as places: ...     # while this one computes
 
 Three stages: one arriving, one computing, one free. Tiles are copied as they are; what a stage holds is
-known by layer and expert. `Copies` is the seam to the device: on a CUDA device copies and computations are
-ordered by events, with CPU threads in its place a copy is done when it returns.
+known by layer and expert. How bytes reach the device, and what waits for what there, is the affair of
+`Copies`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from isthmus.modules.copies import Copies, HostCopies
+
 
 class Places(Protocol):
     """Slots for a layer's experts over a stage's memory: `ExpertSlots`, or a device's."""
@@ -27,31 +29,6 @@ class Places(Protocol):
     def expert_bytes(self) -> int: ...
     def put(self, slot: int, expert: int) -> None: ...
     def __call__(self, x: Tensor, slots: Tensor, weights: Tensor | None, out: Tensor) -> None: ...
-
-
-class Copies(Protocol):
-    """What orders a stage's copies and the computations from it. `stage` is its number."""
-
-    def before_copies(self, stage: int) -> None:
-        """Copies that follow wait until what computes from this stage is done."""
-
-    def after_copies(self, stage: int) -> None:
-        """The stage's copies are all asked for."""
-
-    def before_use(self, stage: int) -> None:
-        """Computations that follow wait for the stage's copies."""
-
-    def after_use(self, stage: int) -> None:
-        """The computations from this stage are all asked for."""
-
-
-class HostCopies:
-    """CPU threads in the device's place: whoever asks for a copy has made it when the call returns."""
-
-    def before_copies(self, stage: int) -> None: ...
-    def after_copies(self, stage: int) -> None: ...
-    def before_use(self, stage: int) -> None: ...
-    def after_use(self, stage: int) -> None: ...
 
 
 @dataclass

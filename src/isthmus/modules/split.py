@@ -11,13 +11,14 @@ step take turns (lanes.py) the wait comes when the half has its next turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
+from isthmus.modules.copies import Copies, HostCopies
 from isthmus.modules.deferral import divided
 from isthmus.modules.experts import Matrices, PackedMatrices, pack_matrices
 from isthmus.modules.loader import Loader
@@ -66,6 +67,12 @@ class ExpertUse:
     bytes_streamed: int = 0
 
 
+def sum_of(uses: Sequence[ExpertUse]) -> ExpertUse:
+    """Of several devices."""
+    names = [field.name for field in fields(ExpertUse)]
+    return ExpertUse(**{name: sum(getattr(use, name) for use in uses) for name in names})
+
+
 @dataclass
 class ExpertSplit:
     """How the routed experts of one device's layers are computed; the hand-off is made when its first layer
@@ -85,8 +92,9 @@ class ExpertSplit:
     streaming: Streaming | None = None
     ring: ExpertRing | None = None
     defer: int = 0
+    copies: Copies = field(default_factory=HostCopies)
     handoff: Handoff | None = None
-    resident: dict[int, ResidentExperts] = field(default_factory=dict)  # by layer, as they are loaded
+    resident: dict[int, Any] = field(default_factory=dict)  # ResidentExperts by layer, as they are loaded
     streamed: dict[int, Streamer] = field(default_factory=dict)
     ones: Tensor = field(default_factory=lambda: torch.empty(0))  # weights of choices that are summed later
     _rows_of_token: int = 1  # in the hand-off
@@ -101,7 +109,12 @@ class ExpertSplit:
     @property
     def apart(self) -> bool:
         """Whether every choice crosses as a row of its own, so that a row's sum is in the order of ids."""
-        return self.exact and (bool(self.on_device) or self.streaming is not None)
+        return self.exact and self.shares
+
+    @property
+    def shares(self) -> bool:
+        """Whether any routed expert is computed on the device, or may be."""
+        return bool(self.on_device) or self.streaming is not None
 
     def open(self, hidden: int, top_k: int) -> Handoff:
         if self.handoff is None:
@@ -164,11 +177,12 @@ class ExpertSplit:
             return self._streamed(layer, weights)
         experts = ops.Experts(*weights, exact=self.exact)
         self.add_layer(layer, experts, top_k)
-        if not self.on_device and self.streaming is None:
+        if not self.shares:
             few: Way = HandedOver(self, layer)
         else:
             here = self.on_device.get(layer, DeviceExperts())
-            few = self.resident[layer] = ResidentExperts(self, layer, weights, here.resident, here.count)
+            resident = ResidentExperts(self, layer, weights, here.resident, here.count)
+            few = self.resident[layer] = resident
         return ByRows(few, self._streamed(layer, weights)) if self.streaming is not None else few
 
     def _streamed(self, layer: int, weights: PackedMatrices) -> StreamedExperts:

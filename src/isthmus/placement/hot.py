@@ -23,7 +23,7 @@ def with_hot_experts(job: Job, placement: Placement) -> Placement:
         ranked = sorted(
             (-count / _one(job, layer), layer, expert)
             for layer in range(*device.layers)
-            if layer in tables and _can_move(job, layer)
+            if layer in tables and can_move(job, layer)
             for expert, count in enumerate(job.profile.counts.get(layer, ()))
             if count
         )
@@ -48,7 +48,7 @@ def with_spare_slots(job: Job, placement: Placement) -> Placement:
         return placement
     tables, devices = dict(placement.experts), []
     for device in placement.devices:
-        layers = [layer for layer in range(*device.layers) if layer in tables and _can_move(job, layer)]
+        layers = [layer for layer in range(*device.layers) if layer in tables and can_move(job, layer)]
         round_bytes = sum(_one(job, layer) for layer in layers)
         if not layers or device.name == HOST:
             devices.append(device)
@@ -74,7 +74,7 @@ def with_spare_slots(job: Job, placement: Placement) -> Placement:
     return replace(placement, experts=tables, devices=tuple(devices))
 
 
-def _can_move(job: Job, layer: int) -> bool:
+def can_move(job: Job, layer: int) -> bool:
     """Whether its experts may come to the device by a plain copy: a GPU must read their tiles."""
     return not job.on_gpu or job.parts.experts[layer].formats.keys() <= set(GPU_TILES)
 

@@ -38,6 +38,10 @@ def routed_experts(
     slots: Sequence[int] | None,
 ) -> ResidentExperts | SplitExperts:
     """The module for a layer whose experts are where `slots` says; None: all on the CPU."""
+    if target.split is not None and target.split.shares:
+        from isthmus.modules.on_gpu.shared_experts import SharedExperts  # a SplitExperts itself
+
+        return SharedExperts(target, layer, top_k, routed, shared)
     if slots is None or all(slot < 0 for slot in slots):
         return SplitExperts(target, layer, top_k, routed, shared)
     if list(slots) == list(range(routed[0].shape[0])):

@@ -1,37 +1,24 @@
 """Places for experts in a torch device's memory: what modules.slots is on the CPU, for the kernels there.
 
 Tiles are copied as they are, so only experts in formats that the kernels unpack can come (`placement` leaves
-others on the CPU). How bytes reach the device is the `Uploader`'s affair.
+others on the CPU).
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.formats.spec import FORMATS
 from isthmus.gpu.tiles import PackedMatrix
+from isthmus.modules.copies import Copies
 from isthmus.modules.experts import PackedMatrices
 from isthmus.modules.on_gpu.target import Target
 from isthmus.modules.slots import expert_bytes
-from isthmus.native import ops
 
 ALIGNMENT = 256  # of a matrix's tiles: kernels want 16, DMA engines like more
-
-
-class Uploader(Protocol):
-    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
-        """The expert's tiles into `to`, uint8 on the device; in the order of this uploader's copies, and
-        perhaps later than this returns."""
-
-
-class HostUploader:
-    """For a device of host memory."""
-
-    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
-        ops.copy_expert(weight, expert, to.data_ptr())
 
 
 def device_slots_bytes(weights: PackedMatrices, count: int) -> int:
@@ -46,12 +33,12 @@ class DeviceSlots:
         target: Target,
         weights: PackedMatrices,
         count: int,
-        uploader: Uploader,
+        copies: Copies,
         memory: Tensor | None = None,
     ) -> None:
         """weights: gate, up and down on the host. memory: uint8 of device_slots_bytes at least; None: its
         own."""
-        self._target, self._weights, self._uploader = target, weights, uploader
+        self._target, self._weights, self._copies = target, weights, copies
         self.expert_bytes = expert_bytes(weights)
         needed = device_slots_bytes(weights, count)
         if memory is None:
@@ -67,7 +54,7 @@ class DeviceSlots:
 
     def put(self, slot: int, expert: int) -> None:
         for place, weight in zip(self._places, self._weights, strict=True):
-            self._uploader.copy(weight, expert, place.expert(slot).data)
+            self._copies.copy(weight, expert, place.expert(slot).data)
 
     def weighted(
         self, x: Tensor, ids: Tensor, weights: Tensor, table: Tensor, out: Tensor, residual: Tensor
