@@ -15,6 +15,7 @@ import transformers as hf
 from gguf import GGMLQuantizationType as GgmlType
 from torch import Tensor
 
+from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.engine.state import State
 from isthmus.gpu.launch import recorded
 from isthmus.models.base import Model
@@ -49,44 +50,47 @@ DECODES = [[(0, [5]), (1, [6])]]
 STEPS = {"qwen3moe": DECODES, "deepseek-v3": [[(0, prompt_of(CHUNK_ROWS, VOCAB, 1)), (1, [4])], *DECODES]}
 
 
-@pytest.fixture(params=CASES)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    case = CASES[request.param]
-    return tiny.write_case(
-        tmp_path / f"{request.param}.gguf", case, tiny.build(case), tiny.matrices_as(GgmlType.Q8_0)
-    )
+def write(folder: Path, name: str, kind: GgmlType = GgmlType.Q8_0) -> Path:
+    case = CASES[name]
+    return tiny.write_case(folder / "tiny.gguf", case, tiny.build(case), tiny.matrices_as(kind))
 
 
-def logits_of(model: Model, path: Path) -> list[Tensor]:
+def logits_of(model: Model, steps: Any) -> list[Tensor]:
     session = Session(model, 2)
-    return [torch.cat(session.step(pieces)) for pieces in STEPS[path.stem]]
+    return [torch.cat(session.step(pieces)) for pieces in steps]
 
 
-def test_a_model_through_the_kernels(path: Path) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_through_the_kernels(name: str, tmp_path: Path) -> None:
+    path, steps = write(tmp_path, name), STEPS[name]
     model = devices.native(path)
     routes = devices.recorded(model)
-    wanted = logits_of(model, path)
-    got = logits_of(devices.replayed(devices.resident(path, kernels="triton"), routes), path)
+    wanted = logits_of(model, steps)
+    got = logits_of(devices.replayed(devices.resident(path, kernels="triton"), routes), steps)
     for mine, native in zip(got, wanted, strict=True):
         assert devices.distance(mine, native) <= devices.BOUND
 
 
-def test_a_decode_step_reads_no_device_memory(path: Path) -> None:
+@pytest.mark.parametrize("rows", [2, MAX_CAPTURED_ROWS])
+@pytest.mark.parametrize("kind", [GgmlType.Q8_0, GgmlType.BF16])
+@pytest.mark.parametrize("name", CASES)
+def test_a_decode_step_reads_no_device_memory(name: str, kind: GgmlType, rows: int, tmp_path: Path) -> None:
     """On memory that does not exist: whoever looked at a value on the way, or sized anything by one, would
     fail here as it would in the capture of a CUDA graph."""
-    target = Target.of("meta", kernels="triton")
+    path, target = write(tmp_path, name, kind), Target.of("meta", kernels="triton")
     model = devices.on_targets(path, Targets.one(target, devices.all_resident(path)))
     state = State(model.state_spec(), 4, "bf16")
     state.layers = [_on_meta(cache) for cache in state.layers]
-    steps = DeviceSteps.for_decodes(3, 2, [target])
+    steps = DeviceSteps.for_decodes(rows, 2, [target])
     batch = Session(devices.native(path), 2, 64).batch([(0, [1]), (1, [2])])
     launched: list[str] = []
     with recorded(lambda kernel, *_: launched.append(kernel.__name__)), torch.inference_mode():
         steps.fill(batch.prepare(VOCAB, 4))
         logits = model.compute(steps, state)
-    assert logits.shape == (3, VOCAB)
+    assert logits.shape == (rows, VOCAB)
     assert logits.device.type == "meta"
-    assert {"_embed", "_rms_norm", "_linear", "_route", "_gate_up", "_down", "_merge"} <= set(launched)
+    packed = {"_embed", "_linear", "_gate_up", "_down"} if kind == GgmlType.Q8_0 else {"_act_mul"}
+    assert packed | {"_rms_norm", "_route", "_decode_split", "_merge", "_weighted_sum"} <= set(launched)
 
 
 def _on_meta(cache: Any) -> Any:

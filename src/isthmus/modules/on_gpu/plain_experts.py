@@ -1,7 +1,12 @@
 """Resident experts in bf16 or fp32, by torch: formats for which no kernel unpacks.
 
 Nobody should choose this for speed: a packed format reads a quarter of the bytes. It is there so that what
-fits a GPU runs there whatever its format is.
+fits a GPU runs there whatever its format is. Three ways to the same sums, chosen by shapes alone:
+
+    gathered   fewer pairs (row, choice) than experts: each pair's matrices are copied out and multiplied
+    all        more pairs, in a step that may be captured: every expert multiplies every row, which reads
+               the weights once, as nearly all of them are chosen anyway; what nobody chose is dropped
+    by expert  a larger step: the host asks which experts have which rows
 """
 
 from __future__ import annotations
@@ -9,12 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.modules.on_gpu.ffn import Ffn
 from isthmus.modules.on_gpu.target import Target
-
-# Up to so many rows the chosen experts' matrices are gathered, by shapes alone, so that a decode can be
-# captured; above, the host asks which experts have rows.
-GATHERED_ROWS = 8
 
 
 def plain_parts(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -23,30 +25,36 @@ def plain_parts(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tens
     x bf16 or fp32 [T, hidden]; slots int32 [T, k]; gate, up [slots, inner, hidden]; down [slots, hidden,
     inner].
     """
-    if len(x) <= GATHERED_ROWS:
-        return _gathered(target, x, slots, gate, up, down)
-    return _expert_by_expert(target, x, slots, gate, up, down)
+    few = slots.numel() <= len(gate)
+    way = _gathered if few else _all if len(x) <= MAX_CAPTURED_ROWS else _by_expert
+    return way(target, x, slots, gate, up, down)
 
 
 def _gathered(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     (tokens, k), hidden = slots.shape, x.shape[1]
     chosen = slots.clamp(min=0).view(-1).long()
-    rows = x[:, None].expand(-1, k, -1).reshape(-1, hidden)
-    inner = [_row_by_row(weight[chosen], rows) for weight in (gate, up)]
-    return _row_by_row(down[chosen], target.kernels.act_mul(*inner)).view(tokens, k, hidden)
+    rows = x[:, None].expand(-1, k, -1).reshape(tokens * k, 1, hidden)
+    inner = [_products(rows, weight[chosen])[:, 0] for weight in (gate, up)]
+    return _products(target.kernels.act_mul(*inner)[:, None], down[chosen]).view(tokens, k, hidden)
 
 
-def _row_by_row(weights: Tensor, x: Tensor) -> Tensor:
-    """W[p] x[p], fp32 [P, N]: weights [P, N, K], x bf16 or fp32 [P, K]."""
+def _all(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    rows = x.expand(len(gate), -1, -1)
+    inner = [_products(rows, weight).flatten(0, 1) for weight in (gate, up)]
+    outputs = _products(target.kernels.act_mul(*inner).view(len(gate), len(x), -1), down)
+    tokens = torch.arange(len(x), device=x.device)[:, None]
+    return outputs[slots.clamp(min=0).long(), tokens]
+
+
+def _products(x: Tensor, weights: Tensor) -> Tensor:
+    """W[b] x[b, t], fp32 [B, T, N]: x bf16 or fp32 [B, T, K], weights [B, N, K]."""
     x = x.to(weights.dtype)
     if x.is_cuda and weights.dtype == torch.bfloat16:
-        return torch.bmm(weights, x[..., None], out_dtype=torch.float32)[..., 0]
-    return torch.bmm(weights.float(), x.float()[..., None])[..., 0]
+        return torch.bmm(x, weights.transpose(1, 2), out_dtype=torch.float32)
+    return torch.bmm(x.float(), weights.transpose(1, 2).float())
 
 
-def _expert_by_expert(
-    target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor
-) -> Tensor:
+def _by_expert(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     parts = torch.zeros(*slots.shape, x.shape[1], dtype=torch.float32, device=x.device)
     for slot in torch.unique(slots).tolist():
         if slot >= 0:
