@@ -121,7 +121,7 @@ def test_many_together(exact: Model, alone: dict[str, list[Output]]) -> None:
 
 
 def test_found_in_the_cache(exact: Model, alone: dict[str, list[Output]]) -> None:
-    """The second time, all full blocks of a prompt are found; of the first, what they share."""
+    """The second time all full blocks of a prompt are found, and tails that are there still."""
     twice = small(exact, parallel=4, blocks=64)
     for _ in range(2):
         before = twice.loop.stats()
@@ -130,8 +130,8 @@ def test_found_in_the_cache(exact: Model, alone: dict[str, list[Output]]) -> Non
         check(answers, alone)
     after = twice.loop.stats()
     full = sum((len(request.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for request in REQUESTS)
-    assert after.cached_tokens - before.cached_tokens == full
-    assert answers["0"][0].num_cached_tokens == 64
+    assert after.cached_tokens - before.cached_tokens > full
+    assert answers["0"][0].num_cached_tokens >= 64
 
 
 def test_with_room_for_few_and_others_evicted(exact: Model, alone: dict[str, list[Output]]) -> None:

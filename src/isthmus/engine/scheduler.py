@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 
 from isthmus.engine.blocks import BlockManager, blocks_for
 from isthmus.engine.fairness import shares
-from isthmus.engine.prefix import Name, PrefixCache
+from isthmus.engine.prefix import Name, Prefix, PrefixCache
 from isthmus.engine.request import Request
 
 # Rows of one step whose logits may all be wanted: 64 of a vocabulary of 152k are 39 MB.
 MAX_PROMPT_LOGIT_ROWS = 64
+
+# Waiting sequences that are looked at beyond those that must wait for another's prompt.
+MAX_PASSED = 32
 
 
 @dataclass(eq=False)
@@ -37,6 +40,7 @@ class Sequence:
     num_cached: int | None = None  # of the prompt, found in the cache when it was first admitted
     blocks: list[int] = field(default_factory=list)  # empty while waiting
     names: list[Name] = field(default_factory=list)  # of its first blocks, as the prefix cache knows them
+    num_sound: int = 0  # tokens from which finite logits were computed, that others may find
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -177,7 +181,8 @@ class Scheduler:
     def verified(self, sequence: Sequence) -> None:
         """Its logits were finite, so what they were computed from is sound: others may use it."""
         known = sequence.num_computed if self.keeps_answers else sequence.num_prompt_tokens
-        full = min(known, sequence.num_computed) // self.block_tokens
+        sequence.num_sound = min(known, sequence.num_computed)
+        full = sequence.num_sound // self.block_tokens
         if full > len(sequence.names):
             salt = sequence.request.cache_salt
             self.prefixes.name(sequence.tokens, salt, sequence.blocks, sequence.names, full)
@@ -236,8 +241,12 @@ class Scheduler:
         self.waiting.insert(older, sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
+        if sequence.num_sound:
+            salt, end = sequence.request.cache_salt, sequence.num_sound
+            self.prefixes.leave_tail(sequence.tokens, salt, sequence.blocks, sequence.names, end)
         self.blocks.free(sequence.blocks)
-        sequence.blocks, sequence.names, sequence.draft, sequence.num_computed = [], [], [], 0
+        sequence.blocks, sequence.names, sequence.draft = [], [], []
+        sequence.num_computed = sequence.num_sound = 0
 
     def _admit(self) -> None:
         """Lets waiting sequences in, in their order: a small one does not overtake a large one for ever.
@@ -245,40 +254,42 @@ class Scheduler:
         Only who waits for another's prompt to be computed is passed by.
         """
         passed: list[Sequence] = []
-        while self.waiting and len(self.running) < self.max_running:
+        while self.waiting and len(self.running) < self.max_running and len(passed) < MAX_PASSED:
             sequence = self.waiting[0]
-            found, names = self._known_prefix(sequence)
-            if self._is_coming(sequence, len(found)):
+            found = self._known_prefix(sequence)
+            if self._is_coming(sequence, len(found.names)):
                 passed.append(self.waiting.popleft())
                 continue
             if not self._place(sequence, found):
                 break
-            sequence.names, sequence.num_computed = names, len(found) * self.block_tokens
             if sequence.num_cached is None:
                 sequence.num_cached = sequence.num_computed
             self.running.append(self.waiting.popleft())
         self.waiting.extendleft(reversed(passed))
         self.running.sort(key=lambda sequence: sequence.arrival)
 
-    def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[Name]]:
+    def _known_prefix(self, sequence: Sequence) -> Prefix:
         """At least one token is always left to compute, since its logits are needed."""
         if sequence.request.params.prompt_logprobs is not None:
-            return [], []  # which needs the logits of all
+            return Prefix()  # which needs the logits of all
         known = len(sequence.tokens) if self.keeps_answers else sequence.num_prompt_tokens
-        most = min(known, len(sequence.tokens) - 1) // self.block_tokens
+        most = min(known, len(sequence.tokens) - 1)
         return self.prefixes.match(sequence.tokens, sequence.request.cache_salt, most)
 
-    def _place(self, sequence: Sequence, found: list[int]) -> bool:
+    def _place(self, sequence: Sequence, found: Prefix) -> bool:
         """Gives it the blocks found and new ones for its other tokens, if one each is left for the others."""
-        for block in found:
+        for block in found.blocks:
             self.blocks.share(block)
-        new = blocks_for(len(sequence.tokens) + 1, self.block_tokens) - len(found)
+        new = blocks_for(len(sequence.tokens) + 1, self.block_tokens) - len(found.blocks)
         enough = self.blocks.num_free >= new + len(self.running)
         got = self.blocks.allocate(new) if enough or not self.running else None
         if got is None:
-            self.blocks.free(found)
+            self.blocks.free(found.blocks)
             return False
-        sequence.blocks = found + got
+        for tail in found.blocks[len(found.names) :]:
+            self.blocks.forget(tail)  # it is written on from here
+        sequence.blocks, sequence.names = found.blocks + got, found.names
+        sequence.num_computed = sequence.num_sound = found.num_tokens
         return True
 
     def _is_coming(self, sequence: Sequence, num_found: int) -> bool:
