@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from isthmus.config import BLOCK_TOKENS, RunOptions
+from isthmus.engine import calibration
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import (
     StandIns,
@@ -36,13 +37,15 @@ from isthmus.modules.on_gpu.copies import CopyStream
 from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.ring import ExpertRing
 from isthmus.modules.split import DeviceExperts, ExpertSplit
-from isthmus.modules.streamed import Streaming
+from isthmus.modules.streamed import NEVER, Streaming
 from isthmus.native.handoff import Handoff
 from isthmus.placement.layout import RING_EXPERTS, RING_STAGES
 from isthmus.placement.plan import Plan
 from isthmus.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,8 @@ def split_of(plan: Plan, options: RunOptions) -> ExpertSplit | None:
         options.chunk_tokens,
         exact=options.exact_batching,
         on_device=experts_on(plan),
-        streaming=streaming_of(plan, options),
-        ring=ring_of(plan, torch.device("cpu"), HostCopies()),
+        streaming=streaming_of(plan, options, CPU),
+        ring=ring_of(plan, CPU, HostCopies()),
         defer=options.defer_experts,
     )
 
@@ -156,13 +159,13 @@ def experts_on(plan: Plan, device: str = "") -> dict[int, DeviceExperts]:
     }
 
 
-def streaming_of(plan: Plan, options: RunOptions) -> Streaming | None:
+def streaming_of(plan: Plan, options: RunOptions, device: torch.device) -> Streaming | None:
     """When experts cross the bus: all at every step, those of many rows in a long prompt's, or never."""
     if plan.strategy == "stream":
         return Streaming(min_rows=1, every_step=True)
-    if not plan.ring or options.stream_rows is None:
+    if not plan.ring or (options.stream_rows is None and device.type == "cpu"):
         return None
-    return Streaming(options.stream_rows)
+    return Streaming(options.stream_rows or NEVER)  # until it has been measured
 
 
 def ring_of(plan: Plan, device: torch.device, copies: Copies) -> ExpertRing | None:
@@ -187,6 +190,8 @@ def _on_devices(
     targets = targets_of(plan, options, stand_ins)
     model: Any = load_model(source, options, progress, store, targets=_as_the_plan(plan, targets))
     splits = [target.split for target in targets.values() if target.split]
+    if plan.strategy == "hybrid" and options.stream_rows is None:
+        _calibrate(splits)
     handoffs: list[Handoff] = [split.handoff for split in splits if split.handoff]
     places = [target.device for target in model.targets]
     state = State(model.state_spec(), plan.num_blocks, options.kv_dtype, places)
@@ -209,6 +214,14 @@ def _on_devices(
     )
 
 
+def _calibrate(splits: Sequence[ExpertSplit]) -> None:
+    for split in splits:
+        if split.streamed:
+            rows = calibration.measure(split)
+            split.streaming = Streaming(rows)
+            log.info("in a long prompt's step experts of %d rows or more are streamed", rows)
+
+
 def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str, Target]:
     """By the plan's name, each of its GPUs or what stands in for it."""
     residual = options.residual_dtype or "bf16"
@@ -227,7 +240,7 @@ def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str
                 options.chunk_tokens,
                 settings,
                 on_device=experts_on(plan, name),
-                streaming=streaming_of(plan, options),
+                streaming=streaming_of(plan, options, device),
                 ring=ring_of(plan, device, copies),
                 copies=copies,
                 defer=options.defer_experts,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from isthmus.modules.split import ExpertSplit
 
 
+NEVER = 1 << 30  # more rows than a step has
+
+
 @dataclass(frozen=True)
 class Streaming:
     """From so many rows of a step on an expert streams; at every step, or only at those of long prompts."""
@@ -70,16 +73,16 @@ class Streamer:
         self,
         split: ExpertSplit,
         layer: int,
-        num_experts: int,
+        weights: PackedMatrices,
         stage_bytes: int,
         places: Callable[[Tensor], Places],
     ) -> None:
-        """places: over a stage's memory, of which they need `stage_bytes`."""
-        assert split.streaming is not None
+        """weights: gate, up and down on the host. places: over a stage's memory, of which they need
+        `stage_bytes`."""
         assert split.ring is not None
-        self._split, self._layer, self._experts = split, layer, num_experts
-        self._streaming, self._ring = split.streaming, split.ring
-        self._last: list[int] = list(range(num_experts))  # streamed at the step before: a guess at the next
+        self._split, self._layer, self._ring = split, layer, split.ring
+        self.weights, self._experts = weights, weights[0].experts
+        self._last: list[int] = list(range(self._experts))  # streamed at the step before: a guess at the next
         self._ring.add(layer, stage_bytes, places)
         split.streamed[layer] = self
 
@@ -90,7 +93,8 @@ class Streamer:
         if int(flat.min()) < 0 or int(flat.max()) >= self._experts:
             raise ValueError(f"layer {self._layer}: an expert id is not in 0..{self._experts - 1}")
         num_rows = torch.bincount(flat, minlength=self._experts).tolist()
-        streamed = self._streaming.chosen(num_rows, resident.tolist())
+        assert self._split.streaming is not None
+        streamed = self._split.streaming.chosen(num_rows, resident.tolist())
         ahead = self._ring.take_ahead(self._layer)
         on_device = resident >= 0
         on_device[[*streamed, *(ahead.experts if ahead else ())]] = True
@@ -150,8 +154,8 @@ class StreamedExperts(Streamer):
         def places(memory: Tensor) -> ExpertSlots:
             return ExpertSlots(weights, size, exact=split.exact, memory=memory)
 
-        super().__init__(split, layer, weights[0].experts, slots_bytes(weights, size), places)
-        self._resident, self.weights = resident, weights
+        super().__init__(split, layer, weights, slots_bytes(weights, size), places)
+        self._resident = resident
 
     def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
         """x fp32 [T, H], ids int32 and weights fp32 [T, k]."""

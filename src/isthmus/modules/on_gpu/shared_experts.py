@@ -107,7 +107,7 @@ class SharedExperts(SplitExperts):
         def places(memory: Tensor) -> DeviceSlots:
             return DeviceSlots(target, packed, size, split.copies, memory)
 
-        return Streamer(split, self._layer, packed[0].experts, device_slots_bytes(packed, size), places)
+        return Streamer(split, self._layer, packed, device_slots_bytes(packed, size), places)
 
     def __call__(
         self,
