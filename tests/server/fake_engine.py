@@ -31,8 +31,9 @@ def logprob_of(token: int, num_top: int) -> TokenLogprob:
 
 def script_in(text: str) -> dict:
     """The last {...} of a prompt; a text without one asks for nothing in particular."""
+    start = text.rfind('{"say"')  # what is said may have braces of its own
     try:
-        script = json.loads(text[text.rindex("{") : text.rindex("}") + 1])
+        script = json.loads(text[start if start >= 0 else text.rindex("{") : text.rindex("}") + 1])
     except ValueError:
         return {}
     return script if isinstance(script.get("say", ""), str) else {}

@@ -37,6 +37,13 @@ class ByteTokenizer:
     stop_ids = frozenset({258})
     add_bos = True
     strips_leading_space = False
+    special_literals = frozenset(SPECIAL.values())
+
+    def special_id(self, literal: str) -> int | None:
+        return next((token for token, name in self.SPECIAL.items() if name == literal), None)
+
+    def encode_inside(self, text: str) -> list[int]:
+        return list(text.encode())
 
     def encode_segments(self, segments: list[Segment]) -> list[int]:
         ids: list[int] = []
@@ -63,7 +70,7 @@ class ByteTokenizer:
         return bytes([token]) if token < 256 else self.SPECIAL[token].encode()
 
     def token_text(self, token: int) -> str:
-        return self.SPECIAL[token]
+        return self.SPECIAL[token] if token in self.SPECIAL else chr(token)
 
     def is_special(self, token: int) -> bool:
         return token in self.SPECIAL
@@ -75,7 +82,7 @@ class PlainTemplate:
     While `hold` is clear, a rendering waits for it; `waiting` counts those.
     """
 
-    source = "<|turn|>"
+    source = "<|turn|> {{ tools }} <tool_call> </think>"  # tools are Hermes', thoughts in tags
 
     def __init__(self) -> None:
         self.hold = threading.Event()
@@ -90,7 +97,10 @@ class PlainTemplate:
             self.hold.wait(PATIENCE_S)
         segments = [Segment("<s>", True)]
         for message in messages:
-            segments += [Segment(f"<|turn|>{message['role']}\n", True), Segment(message["content"], False)]
+            segments += [
+                Segment(f"<|turn|>{message['role']}\n", True),
+                Segment(message["content"] or "", False),
+            ]
         return segments
 
     def close(self) -> None:

@@ -30,6 +30,17 @@ def assert_well(server: Server) -> None:
 
 
 # Field and value; the error must name the field.
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def _strict(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+
+
+def _of_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 BAD_FIELDS: list[tuple[str, Any]] = [
     *[("n", value) for value in (0, -1, 129, 10**9, "1", 1.0, True)],
     *[("max_tokens", value) for value in (0, -1, 10**12, 1.5, "7", True, 2**70)],
@@ -67,11 +78,38 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("messages", [{"role": "user"}]),
     ("messages", [{"role": "user", "content": "fail"}]),  # the template raises
     ("messages", [{"role": "user", "content": "x"}] * 20_000),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("messages", [{"role": "assistant", "content": None}]),
+    ("messages", [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]),
+    *[
+        ("messages", [{"role": "assistant", "tool_calls": value}])
+        for value in ("f", [7], [{}], [{"function": {}}])
+    ],
+    *[
+        ("tools", value)
+        for value in ("f", [7], [{"type": "web_search"}], [TOOL | {"type": "custom"}], [TOOL] * 2)
+    ],
+    *[
+        ("tools", [{"type": "function", "function": {"name": name}}])
+        for name in ("", "a b", "ü", "f" * 129, 5)
+    ],
+    ("tools", [{"type": "function", "function": {"name": "f", "parameters": [1]}}]),
+    ("tools", [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1025)]),
+    ("tools", [_strict({"not": {}})]),
+    ("tools", [_strict({"properties": {"a": {"type": "string", "format": "haiku"}}})]),
+    *[("tool_choice", value) for value in ("any", 5, {}, {"type": "allowed_tools"})],
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", [{"name": "f"}]),
-    *[("response_format", {"type": kind}) for kind in ("json_object", "json_schema", "xml")],
+    *[("response_format", {"type": kind}) for kind in ("json_schema", "xml", 5)],
+    *[
+        ("response_format", _of_schema(value))
+        for value in ({"not": {}}, {"type": "strin"}, {"$ref": "http://a/b"})
+    ],
+    *[
+        ("response_format", _of_schema(value))
+        for value in (5, True, {"pattern": "a{999999}", "type": "string"})
+    ],
+    ("response_format", _of_schema({"enum": ["x" * 1000] * 1100})),
     ("response_format", "text"),
     *[("logprobs", value) for value in (1, "true")],
     *[("top_logprobs", value) for value in (5, 21, -1, "1")],
@@ -80,6 +118,12 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("modalities", ["text", "audio"]),
     ("prediction", {"type": "content", "content": "x"}),
     ("grammar", "root ::= 'a'"),
+    *[("grammar", {"syntax": "regex", "definition": value}) for value in ("(", "", "a{1000000}", 5)],
+    *[
+        ("grammar", {"syntax": "lark", "definition": value})
+        for value in ("x", "start: start", "start: missing")
+    ],
+    ("grammar", {"syntax": "gbnf", "definition": "root ::= x"}),
     ("guided_json", {}),
     ("continue_final_message", True),
     ("chat_template", "{{ 1 }}"),

@@ -167,7 +167,7 @@ def test_openapi_describes_the_body(server: Server) -> None:
     ]
     assert {"messages", "temperature", "stream"} <= set(body["properties"])
     message = body["properties"]["messages"]["items"]["properties"]
-    assert message["role"]["enum"] == ["system", "developer", "user", "assistant"]
+    assert message["role"]["enum"] == ["system", "developer", "user", "assistant", "tool"]
     assert "$ref" not in json.dumps(body)
 
 

@@ -76,7 +76,7 @@ def test_models(client: ollama.Client, server: Server) -> None:
         "general.basename": "fake",
         "fake.context_length": 2048,
     }
-    assert shown.template == "<|turn|>"
+    assert shown.template == server.template.source
     version = httpx.get(f"{server.url}/api/version").json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 6, 4), "what clients ask for"
 

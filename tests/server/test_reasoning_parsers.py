@@ -124,11 +124,18 @@ def test_without_tools_a_call_is_text() -> None:
     ],
 )
 def test_a_template_shows_its_dialect(template: str, tools: str | None, reasoning: str | None) -> None:
-    assert Dialect.of(template) == Dialect(tools, reasoning)
+    assert Dialect.of("{{ tools }}" + template) == Dialect(tools, reasoning)
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    """In the syntax that it writes earlier calls in, if it has one; else in that of Hermes."""
+    assert Dialect.of("<|im_start|>") == Dialect("hermes", None, in_words=True)
+    assert Dialect.of("[TOOL_CALLS] {{ tool_calls }}") == Dialect("mistral", None, in_words=True)
 
 
 def test_a_flag_overrides_what_the_template_shows() -> None:
-    assert Dialect.of("<tool_call> </think>", "llama3_json", "none") == Dialect("llama3_json", None)
+    template = "{{ tools }} <tool_call> </think>"
+    assert Dialect.of(template, "llama3_json", "none") == Dialect("llama3_json", None)
     with pytest.raises(UsageError, match="--tool-parser 'gpt': the parsers are auto, none, hermes"):
         Dialect.of("", "gpt")
     with pytest.raises(UsageError, match="--reasoning-parser"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_texts import AFTER_CONTENT, JSON_ARGUMENTS, WRITERS, Call
 
-from isthmus.server.events import Content, Event, Parser, ToolArguments, ToolCall, joined
+from isthmus.server.events import Content, Event, Parser, ToolArguments, ToolCall, ToolCallBroken, joined
 from isthmus.server.tools import PARSERS
 
 FUNCTIONS = {
@@ -217,6 +217,17 @@ _BROKEN = {
 def test_a_malformed_call_is_content(dialect: str, text: str) -> None:
     assert parse(dialect, text) == [Content(text)]
     assert "".join(map(content_in, [parse(dialect, "Well: " + text)])) == "Well: " + text
+
+
+def test_a_call_that_breaks_after_it_was_sent_stays_sent() -> None:
+    """`joined` takes back only what it still has."""
+    parser = parser_of("hermes")
+    begin = '<tool_call>{"name": "search", "arguments": {"query": '
+    sent = joined(parser.push(begin))
+    assert sent == [ToolCall(0, "id0", "search"), ToolArguments(0, '{"query": ')]
+    later = joined([*parser.push("oops}</tool_call>"), *parser.finish()])
+    assert later == [ToolCallBroken(0, begin), Content("oops}</tool_call>")]
+    assert joined([*sent, *later]) == [Content(begin + "oops}</tool_call>")]
 
 
 def test_a_good_call_after_a_malformed_one() -> None:

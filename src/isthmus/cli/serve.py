@@ -42,6 +42,12 @@ def serve(
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate (chain) for https, a PEM file.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Its private key, a PEM file.")] = None,
+    tool_parser: Annotated[
+        str, typer.Option(help="Syntax of tool calls; auto: as the chat template shows; none.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="Syntax of thoughts; auto: as the chat template shows; none.")
+    ] = "auto",
     drain: Annotated[float, typer.Option(help="Seconds that answers may take to end after SIGTERM.")] = 30.0,
     *,
     run_options: dict[str, Any],
@@ -64,7 +70,7 @@ def serve(
     server_options = ServerOptions(
         host=host, port=port, api_key=api_key, insecure=insecure, max_queue=max_queue, drain_s=drain,
         max_model_len=max_model_len, cors_origins=tuple(cors_origin or ()), tls_cert=tls_cert,
-        tls_key=tls_key,
+        tls_key=tls_key, tool_parser=tool_parser, reasoning_parser=reasoning_parser,
     )  # fmt: skip
     checked = RunOptions.from_kwargs(**run_options)
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,27 +15,33 @@ from isthmus.tokenizer import Segment
 
 AUTO, NONE = "auto", "none"
 
+_TOOLS = re.compile(r"\btools\b")  # the variable that templates get them in
+
 
 @dataclass(frozen=True)
 class Dialect:
-    """Names of parsers; None: none."""
+    """Names of parsers; None: none. `in_words`: the template has no place for tools (see tools/described)."""
 
     tools: str | None = None
     reasoning: str | None = None
+    in_words: bool = False
 
     @classmethod
     def of(cls, template: str, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Dialect:
         """That of a chat template, where "auto" is said; UsageError for a name that is no parser's."""
+        in_words = not _TOOLS.search(template)
+        # Where a template has tools and no dialect fits, what its model writes is not known: text.
+        detected = tools.detect(template) or ("hermes" if in_words else None)
         return cls(
-            _chosen("--tool-parser", tool_parser, tools.PARSERS, tools.detect(template)),
+            _chosen("--tool-parser", tool_parser, tools.PARSERS, detected),
             _chosen("--reasoning-parser", reasoning_parser, reasoning.PARSERS, reasoning.detect(template)),
+            in_words,
         )
 
-    @property
-    def markers(self) -> frozenset[str]:
+    def markers(self, *, with_tools: bool) -> frozenset[str]:
         """Special tokens that the parsers need to see, and so are text of an answer."""
         found: set[str] = set()
-        if self.tools is not None:
+        if with_tools and self.tools is not None:
             found.update(tools.PARSERS[self.tools].markers)
         if self.reasoning is not None:
             found.update(reasoning.PARSERS[self.reasoning].markers)

@@ -21,6 +21,8 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()  # pages that may call this server from a browser
     tls_cert: str | None = None  # files of the certificate (chain) and its key, PEM
     tls_key: str | None = None
+    tool_parser: str = "auto"  # by the chat template; or the name of one in server/tools, or "none"
+    reasoning_parser: str = "auto"  # the same of server/reasoning
     drain_s: float = 30.0  # after the first SIGTERM, running answers may take this long to end
 
     max_body_bytes: int = 8 << 20  # of text: about two million tokens

@@ -6,24 +6,37 @@ refused, with the numbers; nothing is cut.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from isthmus.engine.request import SamplingParams
 from isthmus.errors import UsageError
+from isthmus.server.answers import PLAIN, Answering
+from isthmus.server.dialect import Dialect
 from isthmus.server.errors import ApiError
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.completions import CompletionRequest
+from isthmus.server.tools.described import with_tools_in_words
 
 if TYPE_CHECKING:
     from isthmus.tokenizer import ChatTemplate, Segment, Tokenizer
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the engine gets of a request, and how its answers are read."""
+
+    prompts: list[list[int]]
+    answering: Answering = PLAIN
+
+
 class Prompts:
     """The text side of one model."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, dialect: Dialect) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self._dialect = dialect
         self._max_token_bytes = max(
             len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)
         )
@@ -31,19 +44,23 @@ class Prompts:
     def segments_of(self, chat: ChatRequest) -> list[Segment]:
         """The conversation as the model reads it."""
         messages = [each.for_template() for each in chat.messages]
+        tools: list[dict[str, Any]] | None = [tool.for_template() for tool in chat.callable_tools] or None
+        uses_tools = tools or any(each.tool_calls or each.role == "tool" for each in chat.messages)
+        if uses_tools and self._dialect.in_words:
+            messages, tools = with_tools_in_words(messages, tools, self._dialect.tools), None
         try:
-            return self.template.render(messages, **chat.template_kwargs)
+            return self.template.render(messages, tools=tools, **chat.template_kwargs)
         except UsageError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_value") from error
 
-    def of_chat(self, chat: ChatRequest, context_tokens: int) -> list[int]:
-        """Token ids of the rendered conversation."""
+    def of_chat(self, chat: ChatRequest, context_tokens: int) -> tuple[list[int], list[Segment]]:
+        """The rendered conversation, as token ids and as text."""
         segments = self.segments_of(chat)
         num_bytes = sum(len(segment.text.encode()) for segment in segments)
         self._check_length(num_bytes, context_tokens, "messages")
         prompt = self.tokenizer.encode_segments(segments)
         _check_fits(len(prompt), context_tokens, "messages")
-        return prompt
+        return prompt, segments
 
     def count_chat(self, chat: ChatRequest) -> int:
         return len(self.tokenizer.encode_segments(self.segments_of(chat)))

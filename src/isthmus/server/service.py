@@ -12,18 +12,19 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import MAX_SEED, ModelInfo, Request, SamplingParams
+from isthmus.server.answers import Answering, Answers
+from isthmus.server.dialect import Dialect
 from isthmus.server.errors import ApiError, unavailable
-from isthmus.server.events import Parser, PlainParser
 from isthmus.server.generation import Choices, Generation
 from isthmus.server.logprobs import TokenTexts
 from isthmus.server.metrics import Metrics
 from isthmus.server.options import ServerOptions
-from isthmus.server.parsing import parser_for
-from isthmus.server.prompts import Prompts, check_params
+from isthmus.server.prompts import Prepared, Prompts, check_params
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.completions import CompletionRequest
 from isthmus.tokenizer import Detokenizer
@@ -59,7 +60,9 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(engine)
         self._num_admitted = 0
-        self.prompts = Prompts(tokenizer, template)
+        dialect = Dialect.of(template.source, options.tool_parser, options.reasoning_parser)
+        self.prompts = Prompts(tokenizer, template, dialect)
+        self.answers = Answers(tokenizer, dialect)
         self.loaded_bytes = (0, 0)  # of the weights: so far, and in all
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
 
@@ -74,6 +77,7 @@ class Service:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.answers.close()
         self.template.close()
 
     def check_model(self, name: str | None) -> None:
@@ -108,10 +112,11 @@ class Service:
         check_params(params, info.vocab_size)
         limit = self.context_tokens(info)
 
-        async def prompts() -> list[list[int]]:
-            return [await self.in_thread(lambda: self.prompts.of_chat(chat, limit))]
+        async def prepare() -> Prepared:
+            prompt, segments = await self.in_thread(lambda: self.prompts.of_chat(chat, limit))
+            return Prepared([prompt], await self.answers.of(chat, segments))
 
-        return await self.start(kind, prompts, params, chat.num_choices, lambda: parser_for(chat))
+        return await self.start(kind, prepare, params, chat.num_choices)
 
     async def start_completion(self, body: CompletionRequest) -> Choices:
         """The continuations of texts, under way. The caller closes them."""
@@ -122,55 +127,58 @@ class Service:
         check_params(params, info.vocab_size)
         limit = self.context_tokens(info)
 
-        async def prompts() -> list[list[int]]:
-            return await self.in_thread(lambda: self.prompts.of_completion(body, limit))
+        async def prepare() -> Prepared:
+            work = partial(self.prompts.of_completion, body, limit)
+            return Prepared(await self.in_thread(work))
 
         # After one token nothing comes: an end token is then told like any other, as its readers count on.
         ends = not (body.echo and body.logprobs is not None and body.token_limit == 1)
-        return await self.start("cmpl-", prompts, params, body.num_choices, continues=True, ends=ends)
+        return await self.start("cmpl-", prepare, params, body.num_choices, continues=True, ends=ends)
 
     async def start(
         self,
         kind: str,
-        prompts: Callable[[], Awaitable[list[list[int]]]],
+        prepare: Callable[[], Awaitable[Prepared]],
         params: SamplingParams,
         num_choices: int = 1,
-        parser: Callable[[], Parser] = PlainParser,
         *,
         continues: bool = False,
         ends: bool = True,
     ) -> Choices:
-        """`num_choices` answers to each prompt, which are made once the request has its place.
+        """`num_choices` answers to each prompt; `prepare` makes those once the request has its place.
 
         `continues`: the answers go on from the prompts' text; `ends`: the model's end tokens end them.
         """
         choices = Choices(f"{kind}{uuid.uuid4().hex}", on_end=self._admit())
         try:
-            made = await prompts()
+            made = await prepare()
+            params = replace(params, grammar=made.answering.grammar)
             limit = self.context_tokens(self.require_ready())  # again: the engine may have died meanwhile
             stop_ids = (self.tokenizer.stop_ids if ends else frozenset()) | frozenset(params.stop_token_ids)
-            num_requests = len(made) * num_choices
+            num_requests = len(made.prompts) * num_choices
             for index in range(num_requests):
-                prompt = made[index // num_choices]
+                prompt = made.prompts[index // num_choices]
                 request = Request(
                     id=choices.id if num_requests == 1 else f"{choices.id}-{index}",
                     prompt=prompt,
                     params=_own_params(params, index, limit - len(prompt)),
                     stop_ids=stop_ids,
                 )
-                choices.generations.append(self._generation(request, choices, parser(), continues))
+                choices.generations.append(self._generation(request, choices, made.answering, continues))
             return choices
         except BaseException:
             choices.close()
             raise
 
-    def _generation(self, request: Request, choices: Choices, parser: Parser, continues: bool) -> Generation:
+    def _generation(
+        self, request: Request, choices: Choices, answering: Answering, continues: bool
+    ) -> Generation:
         with_texts = request.params.logprobs is not None
         return Generation(
             self.engine,
             request,
-            Detokenizer(self.tokenizer, request.params.stop, continues=continues),
-            parser=parser,
+            Detokenizer(self.tokenizer, request.params.stop, continues=continues, shown=answering.shown),
+            parser=answering.parser(),
             texts=TokenTexts(self.tokenizer, continues=continues) if with_texts else None,
             metrics=self.metrics,
             changed=choices.changed,

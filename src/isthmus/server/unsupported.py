@@ -19,15 +19,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     # tools
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "web_search_options": (),
     # structured output
-    "response_format": ({"type": "text"},),
     "json_schema": (),
-    "grammar": ("",),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -7,7 +7,7 @@ ends an answer at those, and pushing one changes nothing because special tokens 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from isthmus.errors import UsageError
 from isthmus.tokenizer.tokenizer import Tokenizer
@@ -16,8 +16,16 @@ from isthmus.tokenizer.tokenizer import Tokenizer
 class Detokenizer:
     """One answer. `stopped` is the stop string that ended it, or None; after that every push gives ""."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        continues: bool = False,
+        shown: Collection[str] = (),
+    ) -> None:
         """`stop`: texts that end the answer and are not part of it; a special token may be named by its text.
+        `shown`: texts of special tokens that are part of the text, for whoever reads structure from it.
 
         `continues`: the answer goes on from a visible text, so SentencePiece's space before its first word
         stays.
@@ -27,6 +35,7 @@ class Detokenizer:
         self.stopped: str | None = None
         self._tokenizer = tokenizer
         self._stop = frozenset(stop)
+        self._shown = frozenset(shown)
         self._matchers = [_Matcher(text) for text in dict.fromkeys(stop)]
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_space = tokenizer.strips_leading_space and not continues
@@ -38,7 +47,10 @@ class Detokenizer:
             return ""
         if self._tokenizer.is_special(token):
             literal = self._tokenizer.token_text(token)
-            return self._end(literal) if literal in self._stop else ""
+            if literal in self._stop:
+                return self._end(literal)
+            if literal not in self._shown:
+                return ""
         data = self._tokenizer.token_bytes(token)
         if self._strip_space and data:
             data = data.removeprefix(b" ")

@@ -73,6 +73,10 @@ class Tokenizer:
         """Texts that become one special token where parsed: control tokens and markers such as `<think>`."""
         return frozenset(self._literals) - frozenset(self._plain)
 
+    def special_id(self, literal: str) -> int | None:
+        """The special token that is written so, if there is one."""
+        return self._literals.get(literal) if literal not in self._plain else None
+
     def token_text(self, token: int) -> str:
         """The token as the vocabulary writes it (`<|im_end|>`, `Ġhello`)."""
         return self._vocabulary.tokens[self._checked(token)]

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from isthmus.engine.request import MAX_LOGPROBS
 from isthmus.server.schemas.base import MAX_NAME_CHARACTERS, Body, Sampling, TokenLimit
+from isthmus.server.schemas.tools import MAX_CALLS, ToolCall, ToolFields
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1_000
@@ -47,17 +56,32 @@ _Content = Annotated[
 
 
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: _Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Annotated[str | None, Field(max_length=MAX_NAME_CHARACTERS)] = None
+    tool_calls: Annotated[list[ToolCall] | None, Field(max_length=MAX_CALLS)] = None
+    tool_call_id: Annotated[str | None, Field(max_length=MAX_NAME_CHARACTERS)] = None
     # What the model thought in an earlier turn; both names are in use among servers and clients.
     reasoning_content: Annotated[
         str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
     ] = None
-    tool_calls: list[Any] | None = None
     audio: dict[str, Any] | None = None
+    content: Annotated[_Content | None, Field(validate_default=True)] = None
 
-    @field_validator("tool_calls", "audio")
+    @field_validator("tool_calls")
+    @classmethod
+    def _from_the_assistant(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("role") != "assistant":
+            raise PydanticCustomError("wrong_role", "only a message of the assistant may have tool calls")
+        return value or None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _null_beside_calls(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError("missing", "only a message with tool_calls may leave it out")
+        return value
+
+    @field_validator("audio")
     @classmethod
     def _none_yet(cls, value: Any) -> Any:
         if value:
@@ -67,7 +91,12 @@ class Message(Body):
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: content is one string (parts are joined by line ends)."""
         role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": "\n".join(part.text for part in self.content)}
+        content = None if self.content is None else "\n".join(part.text for part in self.content)
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             message["name"] = self.name
         if self.reasoning_content is not None:
@@ -75,7 +104,7 @@ class Message(Body):
         return message
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, ToolFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit = None
     logprobs: bool | None = None
@@ -87,6 +116,22 @@ class ChatRequest(Sampling):
         Field(max_length=MAX_TEMPLATE_KWARGS),
     ] = None
     reasoning_effort: Annotated[str | None, Field(max_length=16)] = None
+
+    @field_validator("messages")
+    @classmethod
+    def _results_have_calls(cls, value: list[Message]) -> list[Message]:
+        ids: set[str | None] = set()
+        for index, message in enumerate(value):
+            ids |= {call.id for call in message.tool_calls or ()}
+            if message.role != "tool":
+                continue
+            if not ids:
+                text = "the tool's result at {index} follows no message with tool_calls"
+                raise PydanticCustomError("no_call", text, {"index": index})
+            if message.tool_call_id is not None and None not in ids and message.tool_call_id not in ids:
+                text = "the tool_call_id at {index} is that of no call before it"
+                raise PydanticCustomError("no_call", text, {"index": index})
+        return value
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.events import Content, ToolArguments, ToolCall, ToolCallBroken
 from isthmus.server.scanner import Reading, Scanner
 from isthmus.server.tools.json_text import ObjectText
@@ -26,6 +27,7 @@ class ToolParser(Scanner):
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[CallFormat]
     begins: ClassVar[tuple[str, ...]] = ()  # any of them ends content and begins a call, or a list of calls
 
     def __init__(self, functions: Functions, new_id: Callable[[], str] = new_call_id) -> None:
@@ -35,6 +37,11 @@ class ToolParser(Scanner):
         self._is_open = False  # its arguments are not complete
         self._space = ""  # content, if more content follows
         super().__init__()
+
+    @classmethod
+    def format_for(cls, special_id: Callable[[str], int | None]) -> CallFormat:
+        """How a model with this vocabulary writes calls. `special_id`: the special token of a text."""
+        return cls.writes
 
     def _read(self) -> Reading[None]:
         while True:

@@ -8,6 +8,7 @@ The markers are special tokens, such as `<|tool_calls_begin|>` with a fullwidth 
 
 from __future__ import annotations
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.base import ToolParser
 
@@ -26,6 +27,7 @@ SEPARATOR = _marker("tool", "sep")
 class DeepseekV31Parser(ToolParser):
     begins = (LIST,)
     markers = (LIST, LIST_END, CALL, CALL_END, SEPARATOR)
+    writes = CallFormat(CALL, SEPARATOR, CALL_END, list_begin=LIST, list_end=LIST_END)
 
     def _calls(self, begin: str) -> Reading[bool]:
         while True:
@@ -49,6 +51,15 @@ class DeepseekV31Parser(ToolParser):
 
 
 class DeepseekV3Parser(DeepseekV31Parser):
+    writes = CallFormat(
+        CALL + "function" + SEPARATOR,
+        "\n```json\n",
+        "\n```" + CALL_END,
+        list_begin=LIST,
+        separator="\n",
+        list_end=LIST_END,
+    )
+
     def _call(self, head: str) -> Reading[bool]:
         if head != "function":
             return False

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.xml_call import XmlCallParser
 
@@ -15,6 +16,13 @@ _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "
 class Glm45Parser(XmlCallParser):
     begins = (_CALL,)
     markers = (_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    writes = CallFormat(
+        _CALL,
+        "\n",
+        _CALL_END,
+        separator="\n",
+        argument=(_KEY, _KEY_END + "\n" + _VALUE, _VALUE_END + "\n"),
+    )
 
     def _calls(self, begin: str) -> Reading[bool]:
         yield from self._skip_space()

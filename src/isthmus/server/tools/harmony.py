@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.base import ToolParser
 
@@ -22,6 +23,9 @@ RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 class HarmonyParser(ToolParser):
     begins = (START, CHANNEL)
     markers = MARKERS
+    writes = CallFormat(
+        CHANNEL + "commentary to=functions.", f" {CONSTRAIN}json{MESSAGE}", "", single=True
+    )  # its end is the end of the answer
 
     def _calls(self, begin: str) -> Reading[bool]:
         head, marker = yield from self._collect_until(MESSAGE)

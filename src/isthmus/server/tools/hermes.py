@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.json_call import JsonCallParser
 
@@ -9,6 +10,7 @@ from isthmus.server.tools.json_call import JsonCallParser
 class HermesParser(JsonCallParser):
     begins = ("<tool_call>",)
     markers = ("<tool_call>", "</tool_call>")
+    writes = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n")
 
     def _calls(self, begin: str) -> Reading[bool]:
         yield from self._skip_space()

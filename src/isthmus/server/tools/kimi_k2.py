@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.base import ToolParser
 
@@ -19,6 +20,14 @@ _ID = re.compile(r"(?:functions\.)?(?P<name>[^\s:]+)(?::\d+)?")
 class KimiK2Parser(ToolParser):
     begins = (_SECTION,)
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END)
+    writes = CallFormat(
+        _CALL + "functions.",
+        ":",
+        _CALL_END,
+        list_begin=_SECTION,
+        list_end=_SECTION_END,
+        after_number=_ARGUMENTS,
+    )
 
     def _calls(self, begin: str) -> Reading[bool]:
         while True:

@@ -5,6 +5,7 @@ Nothing marks it as a call, so only the name of a function that was given makes 
 
 from __future__ import annotations
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.json_call import JsonCallParser
 
@@ -13,6 +14,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 class Llama3JsonParser(JsonCallParser):
     markers = (_PYTHON_TAG,)
+    writes = CallFormat('{"name": "', '", "parameters": ', "}", separator="; ")
     known_only = True
 
     def _read(self) -> Reading[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.base import Functions
 from isthmus.server.tools.json_call import JsonCallParser
@@ -23,9 +24,18 @@ def _new_id() -> str:
 class MistralParser(JsonCallParser):
     begins = ("[TOOL_CALLS]",)
     markers = (*begins, _CALL_ID, _ARGS)
+    writes = CallFormat("[TOOL_CALLS]", _ARGS, "")
+    writes_list = CallFormat(
+        '{"name": "', '", "arguments": ', "}", list_begin="[TOOL_CALLS] [", separator=", ", list_end="]"
+    )
 
     def __init__(self, functions: Functions, new_id: Callable[[], str] = _new_id) -> None:
         super().__init__(functions, new_id)
+
+    @classmethod
+    def format_for(cls, special_id: Callable[[str], int | None]) -> CallFormat:
+        """Vocabularies before v11 have no token for the newer form."""
+        return cls.writes if special_id(_ARGS) is not None else cls.writes_list
 
     def _calls(self, begin: str) -> Reading[bool]:
         yield from self._skip_space()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
 from isthmus.server.tools.xml_call import XmlCallParser
 
@@ -15,6 +16,13 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 class Qwen3CoderParser(XmlCallParser):
     begins = ("<tool_call>", _FUNCTION)  # the models now and then leave the first out
     markers = ("<tool_call>", "</tool_call>")
+    writes = CallFormat(
+        "<tool_call>\n" + _FUNCTION,
+        ">\n",
+        _FUNCTION_END + "\n</tool_call>",
+        separator="\n",
+        argument=(_PARAMETER, ">\n", "\n" + _PARAMETER_END + "\n"),
+    )
 
     def _calls(self, begin: str) -> Reading[bool]:
         if begin != _FUNCTION:

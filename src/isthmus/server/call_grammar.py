@@ -1,0 +1,87 @@
+"""Calls of given functions as rules of a grammar, in the syntax of a dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isthmus.errors import UsageError
+from isthmus.server.call_format import CallFormat
+from isthmus.server.lark import Lark
+from isthmus.server.tools.typed import types_of
+
+# Keywords of a string's schema that a text between tags can be held to, or that say nothing of it.
+_OF_TEXT = frozenset({"type", "description", "title", "default", "examples", "enum", "const"})
+
+
+class CallGrammar:
+    """Functions are (name, schema of the arguments); a schema that cannot be held raises UsageError."""
+
+    def __init__(self, lark: Lark, form: CallFormat) -> None:
+        self._lark = lark
+        self._form = form
+
+    def calls(
+        self, functions: Sequence[tuple[str, Mapping[str, Any]]], *, several: bool, begun: str = ""
+    ) -> str:
+        """One call of any of them, or several. `begun`: the text before has the dialect's first marker."""
+        lark, form = self._lark, self._form
+        call = lark.rule(" | ".join(self._call(name, schema) for name, schema in functions))
+        first = call
+        if begun and not form.list_begin:
+            first = lark.rule(" | ".join(self._call(name, schema, begun) for name, schema in functions))
+        more = f"({lark.text(form.separator)} {call})*" if several and not form.single else ""
+        list_begin = lark.text(form.list_begin.removeprefix(begun))
+        return lark.rule(" ".join([list_begin, first, more, lark.text(form.list_end)]))
+
+    def _call(self, name: str, schema: Mapping[str, Any], begun: str = "") -> str:
+        lark, form = self._lark, self._form
+        parts = [lark.text(form.begin.removeprefix(begun) + name + form.middle)]
+        if form.after_number is not None:
+            parts += [lark.pattern("[0-9]{1,3}"), lark.text(form.after_number)]
+        arguments = self._elements(schema) if form.argument else lark.json({"type": "object", **schema})
+        return lark.rule(" ".join([*parts, arguments, lark.text(form.end)]))
+
+    def _elements(self, schema: Mapping[str, Any]) -> str:
+        """Each argument between its tags, in the order of the schema, those not required perhaps left out."""
+        properties = schema.get("properties") or {}
+        if schema.get("type", "object") != "object" or not isinstance(properties, Mapping):
+            raise UsageError("arguments are an object with properties")
+        required = set(schema.get("required") or ())
+        if not required <= set(properties):
+            raise UsageError(f"required has {sorted(required - set(properties))}, which properties has not")
+        elements = [
+            self._element(schema, name, properties[name]) + ("" if name in required else "?")
+            for name in properties
+        ]
+        return " ".join(elements)
+
+    def _element(self, schema: Mapping[str, Any], name: str, own: Any) -> str:
+        assert self._form.argument is not None
+        begin, middle, end = self._form.argument
+        lark = self._lark
+        if "\n" in name or "<" in name or ">" in name:
+            raise UsageError(f"an argument named {name!r} cannot be written in this model's syntax")
+        head = lark.text(begin + name + middle)
+        types = types_of(schema, name)
+        if "string" not in types:
+            definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+            return lark.rule(f"{head} {lark.json({**definitions, **own})} {lark.text(end)}")
+        return lark.rule(f"{head} {self._text_value(own if isinstance(own, Mapping) else {}, end)}")
+
+    def _text_value(self, own: Mapping[str, Any], end: str) -> str:
+        """A string as it is, with the tag that ends it."""
+        lark = self._lark
+        plain = all(set(each) <= {"type", "title", "description"} for each in own.get("anyOf") or ())
+        unheld = sorted(set(own) - _OF_TEXT - ({"anyOf"} if plain else set()))
+        if unheld:
+            raise UsageError(f"{', '.join(unheld)} of a string cannot be held in this model's syntax")
+        choices = [own["const"]] if "const" in own else own.get("enum")
+        if choices is not None:
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in choices]
+            if any(end.strip() in text for text in texts):
+                raise UsageError("a value of an enum has the tag in it that ends an argument")
+            alternatives = " | ".join(lark.text(text) or '""' for text in texts)
+            return f"({alternatives}) {lark.text(end)}"
+        return lark.until(end)
