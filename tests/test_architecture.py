@@ -18,6 +18,7 @@ ALLOWED = {
         "engine",
         "models",
         "native",
+        "doctor",
         "placement",
         "tokenizer",
         "weights",
@@ -29,6 +30,7 @@ ALLOWED = {
     "models": {"modules", "weights", "formats", "engine"},  # engine: only batch and state, see below
     "modules": {"native", "gpu", "formats", "weights", "engine"},
     "placement": {"weights", "formats", "native"},
+    "doctor": {"placement"},
     "native": {"formats"},
     "gpu": {"formats"},
     "weights": {"formats"},
@@ -39,7 +41,7 @@ ALLOWED = {
 LEAVES = {"errors", "config"}
 TORCH_FREE = ["errors", "config", "formats/spec", "weights", "resolve", "placement", "tokenizer", "server"]
 TORCH_FREE += [f"engine/{name}" for name in ("request", "blocks", "prefix", "fairness", "scheduler")]
-TORCH_FREE += ["engine/speculate", "engine/process", "cli/main"]
+TORCH_FREE += ["engine/speculate", "engine/process", "cli/main", "doctor"]
 
 
 def modules() -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, chat, inspect, pack, plan, profile, run, serve
+from isthmus.cli import bench, chat, doctor, inspect, pack, plan, profile, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command()(pack.pack)
 app.command()(profile.profile)
 app.command()(plan.plan)
 app.command()(inspect.inspect)
+app.command()(doctor.doctor)
 
 
 def _print_version(value: bool) -> None:

@@ -66,13 +66,13 @@ def detect_gpus(load: Load = ctypes.CDLL, run: Run | None = None) -> tuple[tuple
     if code:
         return (), _NVML_REASONS.get(code, f"the NVIDIA driver does not start (nvmlInit gave {code})")
     try:
-        handles, reason = _handles(nvml, load)
+        handles, reason = device_handles(nvml, load)
         return tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles)), reason
     finally:
         nvml.nvmlShutdown()
 
 
-def _handles(nvml: Any, load: Load) -> tuple[list[ctypes.c_void_p], str]:
+def device_handles(nvml: Any, load: Load) -> tuple[list[ctypes.c_void_p], str]:
     """A handle per device, in CUDA's order where libcuda tells it."""
     try:
         cuda = load("libcuda.so.1")
