@@ -1,277 +1,110 @@
-"""What a GPU says to the kernels: each against its reference, then products and MLA decodes against its
-memory.
+"""What a GPU says to all that was built for it without one: is it right, and how fast.
 
-    python benches/gpu_check.py [--device cuda:0] [--json FILE] [--quick]
+    python benches/gpu_check.py [--device cuda:0] [--only PART]... [--json FILE] [--quick]
 
-Needs this repository built in place, numpy and torch with CUDA; some minutes, most of them compilation.
-Exit code 1 if a kernel is wrong. Times are of replayed CUDA graphs that walk over more weights than the
-card's cache holds; the share is of a copy's rate, read and write counted, measured in the same run. --quick
-takes tiny shapes and measures nothing: with TRITON_INTERPRET=1 and --device cpu it shows that the script
-itself works.
+    kernels   each Triton kernel against its reference
+    steps     captured decode steps against eager ones, bit for bit, and against the CPU's logits
+    handoffs  the hand-off's latency in a graph of 58 layers, by mechanism
+    rates     products by format and MLA decodes, in GB/s beside a copy's
+    ring      what the bus carries to the device
+    models    decode and prefill by strategy on random weights, memory taken, bytes over the bus
+
+Needs this repository built in place, numpy and torch with CUDA; under 10 minutes: a part that would begin
+after MINUTES is left out, and said to be. A part that fails says so and the others go on. Exit code 1 if
+anything is wrong, 2 if there is no GPU: then tiny shapes are run on the CPU (kernels in triton's
+interpreter), as with --quick --device cpu, which shows that the script itself works. Nothing is measured
+then.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from isthmus.formats.spec import by_name
-from isthmus.gpu import (
-    activation,
-    decode,
-    experts,
-    linear,
-    mla,
-    prefill,
-    reference,
-    reference_attention,
-    reference_rows,
-    rope,
-    router,
-    rows,
-)
-from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
+from gpu_parts.lines import Line, Setting
 
-# name: (outputs, columns) of DeepSeek-V3's dense products
-SHAPES = {"q_a": (1536, 7168), "q_b": (24576, 1536), "o": (7168, 16384), "shared gate": (2048, 7168)}
-MEASURED_BYTES = 1 << 30  # of weights that a graph walks over
-CONTEXTS = (4096, 32768, 131072)
-SCALES = {"q8_0": 2**-8, "q4_k": 2**-9, "q5_k": 2**-10, "q6_k": 2**-12}  # give weights of about 0.1
+# Part -> its module and function; in order of worth, should the time run out.
+PARTS = {
+    "kernels": "kernels:kernels",
+    "steps": "steps:steps",
+    "handoffs": "handoffs:handoffs",
+    "rates": "kernels:rates",
+    "ring": "ring:ring",
+    "models": "models:models",
+}
+MINUTES = 8.0
 
 
-@dataclass(frozen=True)
-class Line:
-    """One row of the table. error: relative, of norms; microseconds of one call; share of the copy's rate."""
-
-    what: str
-    error: float | None = None
-    tolerance: float | None = None
-    microseconds: float | None = None
-    gb_s: float | None = None
-    share: float | None = None
-
-    @property
-    def wrong(self) -> bool:
-        return self.error is not None and not self.error <= (self.tolerance or 0)
-
-    def __str__(self) -> str:
-        error = "" if self.error is None else f"{self.error:.1e} <= {self.tolerance:.0e}"
-        time = "" if self.microseconds is None else f"{self.microseconds:9.1f} us {self.gb_s:7.0f} GB/s"
-        share = "" if self.share is None else f"{self.share:5.0%}"
-        return f"{self.what:36} {error:20} {time:24} {share:6} {'WRONG' if self.wrong else ''}".rstrip()
+def lines_of(part: str, setting: Setting) -> Iterator[Line]:
+    """A part's lines; what breaks it is the last of them."""
+    module, _, name = PARTS[part].partition(":")
+    try:
+        yield from getattr(importlib.import_module(f"gpu_parts.{module}"), name)(setting)
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        yield Line(f"{part} broke off", note=f"{type(error).__name__}: {text}", failed=True)
 
 
-class Maker:
-    """Random tensors on the device, the same every time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._generator = torch.Generator(device).manual_seed(0)
-
-    def f32(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator, device=self.device)
-
-    def bf16(self, *shape: int) -> Tensor:
-        return self.f32(*shape).bfloat16()
-
-    def i32(self, values: list[int] | range) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int32, device=self.device)
-
-    def tables(self, sequences: int, blocks: int) -> Tensor:
-        """Block tables of sequences whose blocks lie scattered."""
-        order = torch.randperm(sequences * blocks, generator=self._generator, device=self.device)
-        return order.int().view(sequences, blocks)
-
-    def weight(self, name: str, outputs: int, columns: int, slots: int = 1) -> PackedMatrix:
-        """Random tiles: fp16 scales stand first in each, 16 of them, and the minima's after them."""
-        out = PackedMatrix.empty(name, slots, outputs, columns, self.device)
-        out.data.random_(0, 256, generator=self._generator)
-        tiles = out.data.view(-1, 16 * by_name(name).block_bytes)
-        halves = 2 if name in ("q4_k", "q5_k") else 1
-        scale = torch.full((16 * halves,), SCALES[name], dtype=torch.float16, device=self.device)
-        tiles[:, : 32 * halves] = scale.view(torch.uint8)
-        return out
+def run(parts: list[str], setting: Setting) -> list[tuple[str, Line]]:
+    """Prints as it goes."""
+    found: list[tuple[str, Line]] = []
+    begin = time.monotonic()
+    for part in parts:
+        if time.monotonic() - begin > 60 * MINUTES:
+            late = Line(
+                f"{part} left out", note=f"{MINUTES:.0f} minutes are over; try --only {part}", failed=True
+            )
+            print(late)
+            found.append((part, late))
+            continue
+        for line in lines_of(part, setting):
+            print(line, flush=True)
+            found.append((part, line))
+        if setting.on_gpu:
+            torch.cuda.empty_cache()
+    return found
 
 
-def against(what: str, tolerance: float, got: Tensor, expected: Tensor) -> Line:
-    difference = (got.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
-    return Line(what, float(difference), tolerance)
-
-
-def check_weights(make: Maker, quick: bool) -> Iterator[Line]:
-    n, k = (40, 256) if quick else (2048 + 8, 7168)
-    for name in GPU_FORMATS[:2] if quick else GPU_FORMATS:
-        weight = make.weight(name, n, k)
-        dense = reference.dequantise(weight)[0]
-        yield against(f"{name} to bf16", 0, linear.dequantise(weight), dense.bfloat16())
-        for count, tolerance in (
-            ((3, 1e-5), (9, 3e-3)) if quick else ((1, 1e-5), (8, 1e-5), (16, 3e-3), (300, 3e-3))
-        ):
-            x = make.bf16(count, k)
-            got = linear.linear(x, weight, torch.empty(count, n, device=make.device))
-            yield against(f"{name}, {count} rows", tolerance, got, x.float() @ dense.T)
-    hidden, inner = (32, 32) if quick else (2048, 768)
-    gate, up, down = (make.weight("q8_0", *shape, 3) for shape in ((inner, hidden),) * 2 + ((hidden, inner),))
-    slot_of = make.i32([-1, 2, 0, 1])
-    for tokens in (1, 12) if quick else (1, 8, 300):
-        x, ids = make.bf16(tokens, hidden), make.f32(tokens, 4).argsort(1)[:, :2].int()
-        how = (x, ids, make.f32(tokens, 2).abs(), slot_of, gate, up, down)
-        outs = (torch.empty(tokens, hidden, device=make.device) for _ in range(2))
-        yield against(
-            f"experts, {tokens} tokens",
-            8e-3,
-            experts.experts(*how, next(outs)),
-            reference.experts(*how, next(outs)),
-        )
-
-
-def check_rows(make: Maker, quick: bool) -> Iterator[Line]:
-    x, weight = make.bf16(3, 100 if quick else 7168), make.f32(100 if quick else 7168)
-    norms = (
-        f(x, weight, 1e-6, torch.empty_like(x.float())) for f in (rows.rms_norm, reference_rows.rms_norm)
-    )
-    yield against("rms norm", 1e-5, *norms)
-    yield against("silu * up", 5e-3, activation.act_mul(x, x), reference_rows.act_mul(x, x))
-    logits, bias = make.f32(4 if quick else 64, 256), make.f32(256) / 4
-    how = {"scoring": "sigmoid", "bias": bias, "groups": 8, "groups_kept": 4, "group_score": "top2_sum"}
-    got, expected = (f(logits, 8, **how) for f in (router.route, reference_rows.route))
-    yield against("router's ids", 0, got[0], expected[0])
-    yield against("router's weights", 1e-5, got[1], expected[1])
-    heads, dim = (2, 16) if quick else (32, 128)
-    angles = torch.arange(300, device=make.device)[:, None] * 0.9 ** torch.arange(
-        dim // 2, device=make.device
-    )
-    turned = []
-    qkv = make.bf16(3, (heads + 4) * dim)
-    for write in (rope.rope_write, reference_attention.rope_write):
-        q, caches = qkv.clone(), torch.zeros(2, 3, 2, 64, dim, dtype=torch.bfloat16, device=make.device)
-        place = (make.i32([0, 65, 299]), make.i32([130, 0, 70]))
-        write(q, heads, 2, angles.cos(), angles.sin(), "neox", *place, *caches)
-        turned.append(torch.cat([q[:, : heads * dim].flatten(), caches.flatten()]))
-    yield against("rope and cache", 5e-3, *turned)
-
-
-def check_attention(make: Maker, quick: bool) -> Iterator[Line]:
-    heads, kv_heads, dim, blocks = (2, 1, 16, 2) if quick else (32, 4, 128, 40)
-    length = blocks * 64 - 3
-    keys, values = (make.bf16(2 * blocks, kv_heads, 64, dim) for _ in range(2))
-    tables, q = make.tables(2, blocks), make.bf16(2, heads, dim)
-    where = (make.i32([0, 1]), make.i32([length - 1, 70]), tables)
-    how = (q, keys, values, *where, dim**-0.5)
-    yield against("GQA decode", 8e-3, decode.decode(*how), reference_attention.decode(*how))
-    count = 5 if quick else 200
-    q, positions = make.bf16(count, heads, dim), make.i32(range(length - count, length))
-    chunk = (q, keys, values, make.i32([0, count, count]), positions, tables, count, dim**-0.5)
-    yield against("GQA prefill", 8e-3, prefill.prefill(*chunk), reference_attention.prefill(*chunk))
-
-    heads, latent, rope_dims, nope, value = (2, 16, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
-    cache = make.bf16(2 * blocks, 64, latent + rope_dims)
-    absorbed = (make.bf16(2, heads, latent + rope_dims), cache, rope_dims, *where, (nope + rope_dims) ** -0.5)
-    yield against("MLA decode", 8e-3, decode.mla_decode(*absorbed), reference_attention.mla_decode(*absorbed))
-    kv_b = (make.f32(heads * (nope + value), latent) * latent**-0.5).bfloat16()
-    q = make.bf16(count, heads, nope + rope_dims)
-    how_far = (q, cache, tables[0], positions, length, kv_b, nope, (nope + rope_dims) ** -0.5)
-    outs = [torch.empty(count, heads, value, device=make.device) for _ in range(2)]
-    got = mla.mla_prefill(*how_far, outs[0], segment_tokens=64 if quick else 1024)
-    yield against("MLA prefill", 1.2e-2, got, reference_attention.mla_prefill(*how_far, outs[1]))
-
-
-def microseconds(calls: list[Callable[[], object]], repeat: int = 20) -> float:
-    """Of one call, in a CUDA graph of all of them: the median of replays."""
-    for call in calls[:1]:
-        call()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(repeat):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times)[repeat // 2]
-
-
-def copies_of(nbytes: int) -> int:
-    """How many of them a graph walks over, so that none is still in the cache when its turn comes again."""
-    return max(2, min(128, MEASURED_BYTES // nbytes))
-
-
-def copy_microseconds(device: torch.device) -> float:
-    source = torch.empty(MEASURED_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return microseconds([lambda: target.copy_(source)])
-
-
-def measure(make: Maker) -> Iterator[Line]:
-    copy = copy_microseconds(make.device)
-    limit = 2 * MEASURED_BYTES / copy / 1e3
-    yield Line("copy, the limit", None, None, copy, limit, 1.0)
-
-    def line(what: str, nbytes: int, calls: list[Callable[[], object]]) -> Line:
-        taken = microseconds(calls)
-        return Line(what, None, None, taken, nbytes / taken / 1e3, nbytes / taken / 1e3 / limit)
-
-    for name in GPU_FORMATS:
-        for shape, (n, k) in SHAPES.items():
-            nbytes = n * by_name(name).row_bytes(k)
-            weights = [make.weight(name, n, k) for _ in range(copies_of(nbytes))]
-            for count in (1, 8) if shape == "q_a" else (1,):
-                x, out = make.bf16(count, k), torch.empty(count, n, dtype=torch.bfloat16, device=make.device)
-                calls = [partial(linear.linear, x, w, out) for w in weights]
-                yield line(f"{name} {shape} {n} x {k}, {count} rows", nbytes, calls)
-    for context in CONTEXTS:
-        nbytes = context * 576 * 2
-        where = (make.i32([0]), make.i32([context - 1]), make.tables(1, context // 64), 0.07)
-        q, out = make.bf16(1, 128, 576), make.bf16(1, 128, 512)
-        caches = [make.bf16(context // 64, 64, 576) for _ in range(copies_of(nbytes))]
-        calls = [partial(decode.mla_decode, q, cache, 64, *where, out) for cache in caches]
-        yield line(f"MLA decode, {context} keys", nbytes, calls)
+def setting_of(device: str, quick: bool) -> tuple[Setting, str]:
+    """(the setting, the card); the CPU and tiny shapes where there is no GPU."""
+    if device != "cpu" and torch.cuda.is_available():
+        return Setting(torch.device(device), quick), torch.cuda.get_device_name(device)
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
+    return Setting(torch.device("cpu"), True), "the CPU, kernels in triton's interpreter"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="this part; may be repeated")
     parser.add_argument("--json", type=Path, help="also write the lines here")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, nothing is measured")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print(f"{device}: torch {torch.__version__} finds no CUDA device; --quick --device cpu needs none")
-        return 2
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "triton's interpreter"
+    setting, card = setting_of(options.device, options.quick)
+    missing = options.device != "cpu" and not setting.on_gpu
+    if missing:
+        print(f"{options.device}: torch {torch.__version__} finds no CUDA device; nothing is measured")
     print(f"{card}, torch {torch.__version__}")
-    make, lines = Maker(device), []
-    parts = [
-        check_weights(make, options.quick),
-        check_rows(make, options.quick),
-        check_attention(make, options.quick),
-    ]
-    for part in parts + ([] if options.quick or device.type != "cuda" else [measure(make)]):
-        for line in part:
-            print(line, flush=True)
-            lines.append(line)
+    found = run(options.only or list(PARTS), setting)
     if options.json:
-        facts = {"card": card, "torch": torch.__version__, "lines": [asdict(line) for line in lines]}
-        options.json.write_text(json.dumps(facts, indent=1))
-    checks = [line for line in lines if line.error is not None]
+        facts = {"card": card, "torch": torch.__version__, "measured": not setting.quick}
+        lines = [{"part": part} | asdict(line) for part, line in found]
+        options.json.write_text(json.dumps(facts | {"lines": lines}, indent=1))
+    checks = [line for _, line in found if line.error is not None or line.failed]
     wrong = [line.what for line in checks if line.wrong]
     print(
         f"{len(checks) - len(wrong)} of {len(checks)} checks passed" + "".join(f"; wrong: {w}" for w in wrong)
     )
-    return 1 if wrong else 0
+    return 1 if wrong else 2 if missing else 0
 
 
 if __name__ == "__main__":

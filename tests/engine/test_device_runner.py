@@ -19,6 +19,7 @@ from engine.stand_in import Step, answers, logits_of, runner_of, start, watch
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
+from isthmus.engine.runner import make_batch
 from isthmus.engine.scheduler import StepPlan
 from isthmus.modules import split
 from isthmus.modules.on_gpu import target
@@ -122,6 +123,25 @@ def test_a_captured_step_is_the_eager_one(path: Path, monkeypatch: pytest.Monkey
     assert rows.count(len(PROMPTS)) >= TOKENS - 2  # decodes of all three
     assert spare_blocks(engine).any()
     engine.close()
+
+
+def test_rows_that_fill_up_change_rounding_at_most(engine: Engine) -> None:
+    """Three sequences decode in places for four: against a step of three rows, called."""
+    runner, compared = runner_of(engine), []
+
+    def both(execute: Step, plan: StepPlan) -> Tensor:
+        captured = execute(plan).clone()
+        if plan.num_rows == 3:
+            batch = make_batch(plan, BLOCK_TOKENS, runner.table_width)
+            with torch.inference_mode():
+                plain = runner._eager(runner.model.prepare(batch, runner.state.num_blocks))
+            compared.append(distance(captured, plain))
+        return captured
+
+    watch(engine, both)
+    answers(engine, PROMPTS, TOKENS)
+    assert len(compared) >= TOKENS - 2
+    assert max(compared) <= BOUND
 
 
 def test_a_full_bucket_leaves_the_spare_block_alone(engine: Engine) -> None:

@@ -73,7 +73,8 @@ class DeviceRunner:
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=True)
 
     def eager(self, plan: StepPlan) -> Tensor:
-        """The same by calling the model, whatever the step is: what captured steps are compared with."""
+        """The same by calling the model, for as many rows as a captured step would have: what captured steps
+        are compared with. (Products of another number of rows may be summed in another order.)"""
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
 
     def warm_up(self, num_rows: int) -> None:
@@ -100,9 +101,16 @@ class DeviceRunner:
     def _step(self, batch: Batch, *, may_capture: bool) -> Tensor:
         with torch.inference_mode(), self._as_one_step(batch.num_rows):
             step = self.model.prepare(batch, self.state.num_blocks)
-            if may_capture and step.is_decode and batch.num_rows <= MAX_CAPTURED_ROWS:
-                return self._on_host(self._decode(batch))
-            return self._on_host(self._eager(step))
+            if not step.is_decode or batch.num_rows > MAX_CAPTURED_ROWS:
+                return self._on_host(self._eager(step))
+            full = self._filled_up(batch)
+            logits = self._decode(full) if may_capture else self._eager(full)
+            return self._on_host(logits[: batch.num_rows])
+
+    def _filled_up(self, batch: Batch) -> Step:
+        assert self.state.spare_block is not None
+        full = padded(batch, bucket_of(batch.num_rows), self.state.spare_block)
+        return self.model.prepare(full, self.state.num_blocks + 1)  # the spare one too
 
     def _eager(self, step: Step) -> Tensor:
         x = torch.empty(0)
@@ -115,18 +123,14 @@ class DeviceRunner:
             before = lane
         return x
 
-    def _decode(self, batch: Batch) -> Tensor:
-        bucket = bucket_of(batch.num_rows)
-        assert self.state.spare_block is not None
-        full = padded(batch, bucket, self.state.spare_block)
-        step = self.model.prepare(full, self.state.num_blocks + 1)  # the spare one too
-        captured = self._captured.get(bucket)
+    def _decode(self, step: Step) -> Tensor:
+        captured = self._captured.get(step.batch.num_rows)
         if captured is None:
             captured = CapturedDecode(self, step)
-            self._captured[bucket] = captured  # only once it has succeeded
+            self._captured[step.batch.num_rows] = captured  # only once it has succeeded
         else:
             captured(step)
-        return captured.logits[: batch.num_rows]
+        return captured.logits
 
     def _on_host(self, logits: Tensor) -> Tensor:
         """One copy, after which the step is done on all devices."""

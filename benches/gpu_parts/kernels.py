@@ -1,0 +1,193 @@
+"""Each Triton kernel against its reference, then products and MLA decodes against the card's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpu_parts.lines import Line, Setting, against, microseconds
+from isthmus.formats.spec import by_name
+from isthmus.gpu import (
+    activation,
+    decode,
+    experts,
+    linear,
+    mla,
+    prefill,
+    reference,
+    reference_attention,
+    reference_rows,
+    rope,
+    router,
+    rows,
+)
+from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
+
+# name: (outputs, columns) of DeepSeek-V3's dense products
+SHAPES = {"q_a": (1536, 7168), "q_b": (24576, 1536), "o": (7168, 16384), "shared gate": (2048, 7168)}
+MEASURED_BYTES = 1 << 30  # of weights that a graph walks over
+CONTEXTS = (4096, 32768, 131072)
+SCALES = {"q8_0": 2**-8, "q4_k": 2**-9, "q5_k": 2**-10, "q6_k": 2**-12}  # give weights of about 0.1
+
+
+class Maker:
+    """Random tensors on the device, the same every time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def f32(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator, device=self.device)
+
+    def bf16(self, *shape: int) -> Tensor:
+        return self.f32(*shape).bfloat16()
+
+    def i32(self, values: list[int] | range) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int32, device=self.device)
+
+    def tables(self, sequences: int, blocks: int) -> Tensor:
+        """Block tables of sequences whose blocks lie scattered."""
+        order = torch.randperm(sequences * blocks, generator=self._generator, device=self.device)
+        return order.int().view(sequences, blocks)
+
+    def weight(self, name: str, outputs: int, columns: int, slots: int = 1) -> PackedMatrix:
+        """Random tiles: fp16 scales stand first in each, 16 of them, and the minima's after them."""
+        out = PackedMatrix.empty(name, slots, outputs, columns, self.device)
+        out.data.random_(0, 256, generator=self._generator)
+        tiles = out.data.view(-1, 16 * by_name(name).block_bytes)
+        halves = 2 if name in ("q4_k", "q5_k") else 1
+        scale = torch.full((16 * halves,), SCALES[name], dtype=torch.float16, device=self.device)
+        tiles[:, : 32 * halves] = scale.view(torch.uint8)
+        return out
+
+
+def kernels(setting: Setting) -> Iterator[Line]:
+    """Every kernel's result; compilation takes most of the time."""
+    make = Maker(setting.device)
+    yield from check_weights(make, setting.quick)
+    yield from check_rows(make, setting.quick)
+    yield from check_attention(make, setting.quick)
+
+
+def check_weights(make: Maker, quick: bool) -> Iterator[Line]:
+    n, k = (40, 256) if quick else (2048 + 8, 7168)
+    for name in GPU_FORMATS[:2] if quick else GPU_FORMATS:
+        weight = make.weight(name, n, k)
+        dense = reference.dequantise(weight)[0]
+        yield against(f"{name} to bf16", 0, linear.dequantise(weight), dense.bfloat16())
+        for count, tolerance in (
+            ((3, 1e-5), (9, 3e-3)) if quick else ((1, 1e-5), (8, 1e-5), (16, 3e-3), (300, 3e-3))
+        ):
+            x = make.bf16(count, k)
+            got = linear.linear(x, weight, torch.empty(count, n, device=make.device))
+            yield against(f"{name}, {count} rows", tolerance, got, x.float() @ dense.T)
+    hidden, inner = (32, 32) if quick else (2048, 768)
+    gate, up, down = (make.weight("q8_0", *shape, 3) for shape in ((inner, hidden),) * 2 + ((hidden, inner),))
+    slot_of = make.i32([-1, 2, 0, 1])
+    for tokens in (1, 12) if quick else (1, 8, 300):
+        x, ids = make.bf16(tokens, hidden), make.f32(tokens, 4).argsort(1)[:, :2].int()
+        how = (x, ids, make.f32(tokens, 2).abs(), slot_of, gate, up, down)
+        outs = (torch.empty(tokens, hidden, device=make.device) for _ in range(2))
+        yield against(
+            f"experts, {tokens} tokens",
+            8e-3,
+            experts.experts(*how, next(outs)),
+            reference.experts(*how, next(outs)),
+        )
+
+
+def check_rows(make: Maker, quick: bool) -> Iterator[Line]:
+    x, weight = make.bf16(3, 100 if quick else 7168), make.f32(100 if quick else 7168)
+    norms = (
+        f(x, weight, 1e-6, torch.empty_like(x.float())) for f in (rows.rms_norm, reference_rows.rms_norm)
+    )
+    yield against("rms norm", 1e-5, *norms)
+    yield against("silu * up", 5e-3, activation.act_mul(x, x), reference_rows.act_mul(x, x))
+    logits, bias = make.f32(4 if quick else 64, 256), make.f32(256) / 4
+    how = {"scoring": "sigmoid", "bias": bias, "groups": 8, "groups_kept": 4, "group_score": "top2_sum"}
+    got, expected = (f(logits, 8, **how) for f in (router.route, reference_rows.route))
+    yield against("router's ids", 0, got[0], expected[0])
+    yield against("router's weights", 1e-5, got[1], expected[1])
+    heads, dim = (2, 16) if quick else (32, 128)
+    angles = torch.arange(300, device=make.device)[:, None] * 0.9 ** torch.arange(
+        dim // 2, device=make.device
+    )
+    turned = []
+    qkv = make.bf16(3, (heads + 4) * dim)
+    for write in (rope.rope_write, reference_attention.rope_write):
+        q, caches = qkv.clone(), torch.zeros(2, 3, 2, 64, dim, dtype=torch.bfloat16, device=make.device)
+        place = (make.i32([0, 65, 299]), make.i32([130, 0, 70]))
+        write(q, heads, 2, angles.cos(), angles.sin(), "neox", *place, *caches)
+        turned.append(torch.cat([q[:, : heads * dim].flatten(), caches.flatten()]))
+    yield against("rope and cache", 5e-3, *turned)
+
+
+def check_attention(make: Maker, quick: bool) -> Iterator[Line]:
+    heads, kv_heads, dim, blocks = (2, 1, 16, 2) if quick else (32, 4, 128, 40)
+    length = blocks * 64 - 3
+    keys, values = (make.bf16(2 * blocks, kv_heads, 64, dim) for _ in range(2))
+    tables, q = make.tables(2, blocks), make.bf16(2, heads, dim)
+    where = (make.i32([0, 1]), make.i32([length - 1, 70]), tables)
+    how = (q, keys, values, *where, dim**-0.5)
+    yield against("GQA decode", 8e-3, decode.decode(*how), reference_attention.decode(*how))
+    count = 5 if quick else 200
+    q, positions = make.bf16(count, heads, dim), make.i32(range(length - count, length))
+    chunk = (q, keys, values, make.i32([0, count, count]), positions, tables, count, dim**-0.5)
+    yield against("GQA prefill", 8e-3, prefill.prefill(*chunk), reference_attention.prefill(*chunk))
+
+    heads, latent, rope_dims, nope, value = (2, 16, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
+    cache = make.bf16(2 * blocks, 64, latent + rope_dims)
+    absorbed = (make.bf16(2, heads, latent + rope_dims), cache, rope_dims, *where, (nope + rope_dims) ** -0.5)
+    yield against("MLA decode", 8e-3, decode.mla_decode(*absorbed), reference_attention.mla_decode(*absorbed))
+    kv_b = (make.f32(heads * (nope + value), latent) * latent**-0.5).bfloat16()
+    q = make.bf16(count, heads, nope + rope_dims)
+    how_far = (q, cache, tables[0], positions, length, kv_b, nope, (nope + rope_dims) ** -0.5)
+    outs = [torch.empty(count, heads, value, device=make.device) for _ in range(2)]
+    got = mla.mla_prefill(*how_far, outs[0], segment_tokens=64 if quick else 1024)
+    yield against("MLA prefill", 1.2e-2, got, reference_attention.mla_prefill(*how_far, outs[1]))
+
+
+def copies_of(nbytes: int) -> int:
+    """How many of them a graph walks over, so that none is still in the cache when its turn comes again."""
+    return max(2, min(128, MEASURED_BYTES // nbytes))
+
+
+def copy_microseconds(device: torch.device) -> float:
+    source = torch.empty(MEASURED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return microseconds([lambda: target.copy_(source)])
+
+
+def rates(setting: Setting) -> Iterator[Line]:
+    """Products and MLA decodes against the card's memory: of replayed graphs that walk over more weights than
+    its cache holds; the share is of a copy's rate, read and write counted."""
+    if setting.quick:
+        return
+    make = Maker(setting.device)
+    copy = copy_microseconds(make.device)
+    limit = 2 * MEASURED_BYTES / copy / 1e3
+    yield Line("copy, the limit", None, None, copy, limit, 1.0)
+
+    def line(what: str, nbytes: int, calls: list[Callable[[], object]]) -> Line:
+        taken = microseconds(calls)
+        return Line(what, None, None, taken, nbytes / taken / 1e3, nbytes / taken / 1e3 / limit)
+
+    for name in GPU_FORMATS:
+        for shape, (n, k) in SHAPES.items():
+            nbytes = n * by_name(name).row_bytes(k)
+            weights = [make.weight(name, n, k) for _ in range(copies_of(nbytes))]
+            for count in (1, 8) if shape == "q_a" else (1,):
+                x, out = make.bf16(count, k), torch.empty(count, n, dtype=torch.bfloat16, device=make.device)
+                calls = [partial(linear.linear, x, w, out) for w in weights]
+                yield line(f"{name} {shape} {n} x {k}, {count} rows", nbytes, calls)
+    for context in CONTEXTS:
+        nbytes = context * 576 * 2
+        where = (make.i32([0]), make.i32([context - 1]), make.tables(1, context // 64), 0.07)
+        q, out = make.bf16(1, 128, 576), make.bf16(1, 128, 512)
+        caches = [make.bf16(context // 64, 64, 576) for _ in range(copies_of(nbytes))]
+        calls = [partial(decode.mla_decode, q, cache, 64, *where, out) for cache in caches]
+        yield line(f"MLA decode, {context} keys", nbytes, calls)

@@ -1,0 +1,82 @@
+"""Captured decode steps against the same steps called eagerly, and both against the CPU's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gpu_parts.lines import Line, Setting
+from gpu_parts.shapes import TINY, start
+from isthmus.cli.measure import random_prompt
+from isthmus.engine.device_runner import DeviceRunner
+from isthmus.engine.engine import Engine
+from isthmus.engine.request import Request, SamplingParams
+from isthmus.engine.scheduler import StepPlan
+
+REAL = ("dummy:qwen3-30b-a3b?layers=3", "dummy:deepseek-v2-lite?layers=3")
+PROMPTS, TOKENS = (9, 62, 200), 6  # three sequences in places for four; one begins a block while it decodes
+
+
+def steps(setting: Setting) -> Iterator[Line]:
+    """Graph on and off: bit for bit, for replays with other tokens, positions and tables."""
+    for model in TINY if setting.quick else TINY + REAL:
+        plain = start(setting, model, strategy="cpu")
+        wanted = _first_logits(plain)
+        plain.close()
+        for strategy in ("hybrid", "gpu"):
+            engine = start(setting, model, strategy=strategy, parallel=len(PROMPTS))
+            what = f"{model.removeprefix('dummy:')} {strategy}"
+            rows, error = _captured_against_eager(engine)
+            yield Line(f"{what}: graph on = off, {rows} rows", error, 0.0)
+            got = _first_logits(engine)
+            engine.close()
+            distance = float((got - wanted).abs().max() / wanted.std())
+            yield Line(f"{what}: from the CPU's logits, at most", value=distance, unit="of their std")
+
+
+def _captured_against_eager(engine: Engine) -> tuple[int, float]:
+    """(rows decoded, the largest difference of a logit)."""
+    runner = engine._runner
+    assert isinstance(runner, DeviceRunner)
+    execute = runner.execute
+    worst, decoded = 0.0, 0
+
+    def both(plan: StepPlan) -> Tensor:
+        nonlocal worst, decoded
+        captured = execute(plan).clone()
+        worst = max(worst, float((captured - runner.eager(plan)).abs().amax() if len(captured) else 0.0))
+        decoded += plan.num_rows if plan.num_rows <= len(PROMPTS) else 0
+        return captured
+
+    engine._executor.execute = both  # type: ignore[method-assign]
+    vocab = engine.info.vocab_size
+    for index, length in enumerate(PROMPTS):
+        prompt = random_prompt(length, vocab, seed=index)
+        engine.add(Request(str(index), prompt, SamplingParams(temperature=0.0, max_tokens=TOKENS)))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error:
+                raise RuntimeError(output.error)
+    engine._executor.execute = execute  # type: ignore[method-assign]
+    return decoded, worst
+
+
+def _first_logits(engine: Engine) -> Tensor:
+    """After a prompt."""
+    kept: list[Tensor] = []
+    execute = engine._executor.execute
+
+    def keep(plan: StepPlan) -> Tensor:
+        kept.append(execute(plan).clone())
+        return kept[-1]
+
+    engine._executor.execute = keep  # type: ignore[method-assign]  # until another one takes its place
+    prompt = random_prompt(PROMPTS[1], engine.info.vocab_size, seed=1)
+    engine.add(Request("0", prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error:
+                raise RuntimeError(output.error)
+    return torch.cat(kept)
