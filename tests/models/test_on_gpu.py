@@ -1,4 +1,5 @@
-"""Model families on a torch device, the CPU standing in for it: the native modules' logits within a bound.
+"""Model families on a torch device, the CPU standing in for it: logits near the float model of the same
+bytes.
 
 Everything but CUDA itself is run here: modules, weights, steps of every mixture, hand-off, layer split. The
 kernels' references compute; tests/gpu runs a whole model through the kernels.
@@ -6,10 +7,9 @@ kernels' references compute; tests/gpu runs a whole model through the kernels.
 
 from __future__ import annotations
 
-from itertools import cycle
 from pathlib import Path
 
-import numpy as np
+import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
@@ -20,10 +20,10 @@ from isthmus.formats.spec import by_name
 from isthmus.models.base import load_model
 from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.split import ExpertSplit
-from isthmus.weights.random_blocks import BLOCKS
 from isthmus.weights.source import open_weights
 from models import devices, tiny
 from models.devices import BOUND, distance, run
+from models.test_quantised import two_files
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -43,28 +43,24 @@ RESIDUALS = [torch.bfloat16, torch.float32]
 WIDE = {"k-quants": ["q4_k", "q5_k", "q6_k"], "dequantised": ["q5_0", "q4_k", "iq4_xs"]}
 
 
-def write(folder: Path, name: str, format_name: str) -> Path:
-    case = tiny.CASES[name]
-    types = tiny.matrices_as(GgmlType[format_name])
-    return tiny.write_case(folder / "tiny.gguf", case, tiny.build(case), types)
+def write(folder: Path, name: str, format_name: str) -> tuple[Path, Path]:
+    """The model in a format, and in fp32 with the values that gguf-py reads out of the same bytes."""
+    case, kind = tiny.CASES[name], GgmlType[format_name]
+    model, types = tiny.build(case), tiny.matrices_as(kind)
+    tensors, keys = tiny.tensors_of(case, model), tiny.keys_of(case, model.config)
+    floats = {
+        key: gguf.quants.dequantize(gguf.quants.quantize(values, types(key, values)), types(key, values))
+        for key, values in tensors.items()
+    }
+    return (
+        tiny.write(folder / "blocks.gguf", case.arch, keys, tensors, types),
+        tiny.write(folder / "floats.gguf", case.arch, keys, floats, tiny.all_f32),
+    )
 
 
-def write_blocks(folder: Path, name: str, formats: list[str]) -> Path:
-    """Random blocks, the matrices' formats by turns: gate, up and down differ, so do q, k and v."""
-    case, rng, turn = tiny.WIDE_CASES[name], np.random.default_rng(1), cycle(formats)
-    model, tensors = tiny.build(case), {}
-    for key, values in tiny.tensors_of(case, model).items():
-        tensors[key] = tiny.Stored(by_name("f32"), values.shape, values)
-        if values.ndim > 1 and "ffn_gate_inp" not in key:
-            spec = by_name(next(turn))
-            data = BLOCKS[spec.name](rng, values.size // spec.block_columns, float(values.std()))
-            tensors[key] = tiny.Stored(spec, values.shape, data)
-    return tiny.write_stored(folder / "tiny.gguf", case.arch, tiny.keys_of(case, model.config), tensors)
-
-
-def check(path: Path) -> None:
-    """Both strategies against the native model: its routes taken, and nearly always chosen."""
-    model = devices.native(path)
+def check(path: Path, floats: Path) -> None:
+    """Both strategies against the float model, natively: its routes taken, and nearly always chosen."""
+    model = devices.native(floats)
     routes = devices.recorded(model)
     wanted = run(model)
     assert devices.agreement(devices.resident(path), routes) >= 0.97
@@ -76,14 +72,14 @@ def check(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "format_name"), FAMILIES)
-def test_logits_are_near_the_native_ones(name: str, format_name: str, tmp_path: Path) -> None:
-    check(write(tmp_path, name, format_name))
+def test_logits_are_near_the_float_models(name: str, format_name: str, tmp_path: Path) -> None:
+    check(*write(tmp_path, name, format_name))
 
 
 @pytest.mark.parametrize("name", tiny.WIDE_CASES)
 @pytest.mark.parametrize("formats", WIDE.values(), ids=list(WIDE))
 def test_every_matrix_may_have_another_format(name: str, formats: list[str], tmp_path: Path) -> None:
-    check(write_blocks(tmp_path, name, formats))
+    check(*two_files(tmp_path, name, [by_name(format_name) for format_name in formats]))
 
 
 # What is zeroed in a model's file, after which its logits are far outside the bound.
@@ -130,14 +126,14 @@ def halves(path: Path) -> Targets:
 @pytest.mark.parametrize("name", ["llama3-tied", "qwen3moe", "deepseek-v3"])
 def test_a_layer_split_gives_the_bits_of_one_device(name: str, tmp_path: Path) -> None:
     """The tied model goes back to the first device for its head."""
-    path = write(tmp_path, name, "Q8_0")
+    path, _ = write(tmp_path, name, "Q8_0")
     model = devices.on_targets(path, halves(path))
     assert len(model.stages) == (3 if name == "llama3-tied" else 2)  # type: ignore[attr-defined]
     assert torch.equal(run(model), run(devices.resident(path)))
 
 
 def test_rows_cross_in_the_residuals_dtype_and_are_counted(tmp_path: Path) -> None:
-    path = write(tmp_path, "deepseek-v3", "Q8_0")
+    path, _ = write(tmp_path, "deepseek-v3", "Q8_0")
     for residual, nbytes in ((torch.bfloat16, 2), (torch.float32, 4)):
         model, hand = devices.split(path, residual)
         run(model)
@@ -152,7 +148,7 @@ def test_rows_cross_in_the_residuals_dtype_and_are_counted(tmp_path: Path) -> No
 
 
 def test_what_a_device_does_not_keep_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "qwen3moe", "Q8_0")
+    path, _ = write(tmp_path, "qwen3moe", "Q8_0")
     target = Target.of("cpu")
     for options, words in (
         (RunOptions(exact_batching=True), "exact_batching holds on the CPU alone"),
