@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as GgmlType
 from torch import Tensor
 
 from engine.recorded_lane import RecordedLane, RecordedThreaded, kernels_as_operations
-from engine.stand_in import Step, answers, logits_of, runner_of, start, watch
+from engine.stand_in import Step, answers, logits_of, run, runner_of, start, watch
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
@@ -163,31 +164,61 @@ def test_two_devices_give_the_bits_of_one(
     two.close()
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_a_decode_is_a_pure_function_of_its_buffers(
-    path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
-) -> None:
-    """Replayed as a list of operations over fixed memory, as a CUDA graph is: no code of the model runs."""
-    send = DeviceStep._send
+@pytest.fixture
+def recorded_lanes(monkeypatch: pytest.MonkeyPatch) -> list[RecordedLane]:
+    """Lanes that capture as a CUDA graph does; all that an engine makes."""
+    send, kernels_of = DeviceStep._send, target.kernels_of
 
     def send_on_a_lane(step: DeviceStep) -> None:
         assert RecordedLane.entered, "copied on a stream that no lane waits for"
         send(step)
 
+    lanes: list[RecordedLane] = []
     monkeypatch.setattr(DeviceStep, "_send", send_on_a_lane)
-    monkeypatch.setattr(RecordedLane, "lanes", [])
+    monkeypatch.setattr(RecordedLane, "lanes", lanes)
     monkeypatch.setattr(loading, "lane_of", lambda device, graphs: RecordedLane(device))
     monkeypatch.setitem(split.HANDOFFS, "threaded", RecordedThreaded)
-    kernels_of = target.kernels_of
     monkeypatch.setattr(target, "kernels_of", lambda name: kernels_as_operations(kernels_of(name)))
+    return lanes
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_decode_is_a_pure_function_of_its_buffers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane], gpus: int
+) -> None:
+    """Replayed as a list of operations over fixed memory: no code of the model runs."""
     engine = start(path, monkeypatch, gpus=gpus)
     against_eager(engine)
     answers(engine, PROMPTS, TOKENS)
-    assert len(RecordedLane.lanes) == gpus
-    for lane in RecordedLane.lanes:
+    assert len(recorded_lanes) == gpus
+    for lane in recorded_lanes:
         assert lane.captured
         assert all(len(operations) > 10 for operations in lane.captured)
         assert lane.replays > len(lane.captured) + 2  # each once when it was captured
+    engine.close()
+
+
+def test_a_failed_step_is_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one writes over memory that the failed one's copies may still read."""
+    waited: list[int] = []
+    lane = runner_of(engine).places[0].lane
+    monkeypatch.setattr(lane, "synchronize", lambda: waited.append(1))
+    monkeypatch.setattr(runner_of(engine).model.layers[-1], "ffn_norm", lambda x: 1 / 0)
+    (failed,) = run(engine, PROMPTS[:1])
+    assert failed.error is not None
+    assert "ZeroDivisionError" in failed.error
+    assert len(waited) == 1
+
+
+def test_streaming_every_expert_is_not_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane]
+) -> None:
+    """Which experts cross is decided on the host, from ids that the device has chosen."""
+    case, types = tiny.CASES["qwen3moe"], tiny.matrices_as(GgmlType.Q8_0)  # tiles that a GPU reads
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), types)
+    engine = start(path, monkeypatch, strategy="stream")
+    answers(engine, PROMPTS[:1])
+    assert [lane.captured for lane in recorded_lanes] == [[]]
     engine.close()
 
 

@@ -8,7 +8,7 @@ indices go in with one copy, logits come out with one, and between them no Pytho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -51,16 +51,20 @@ class DeviceRunner:
         block_tokens: int,
         context_tokens: int,
         handoffs: Sequence[Handoff] = (),
+        *,
+        captures: bool = True,
     ) -> None:
         """lanes: of all targets of the model's stages. state: with a spare block. context_tokens: of the
         longest sequence; it fixes the width of block tables, by which attention is cut into parts: eager and
-        captured steps must have the same."""
+        captured steps must have the same. captures: whether decodes may be captured; not where experts cross
+        the bus at every step, since which of them do is decided on the host."""
         self.model = model
         self.state = state
         self.places = [Place(stage, target, lanes[target]) for stage, target in _with_targets(model.stages)]
         self.block_tokens = block_tokens
         self.table_width = -(-context_tokens // block_tokens)
         self._handoffs = list(handoffs)
+        self._captures = captures
         self._captured: dict[int, CapturedDecode] = {}  # by bucket
         self._logits = torch.empty(0, model.config.vocab_size)  # on the host
 
@@ -104,7 +108,7 @@ class DeviceRunner:
             if not step.is_decode or batch.num_rows > MAX_CAPTURED_ROWS:
                 return self._on_host(self._eager(step))
             full = self._filled_up(batch)
-            logits = self._decode(full) if may_capture else self._eager(full)
+            logits = self._decode(full) if may_capture and self._captures else self._eager(full)
             return self._on_host(logits[: batch.num_rows])
 
     def _filled_up(self, batch: Batch) -> Step:
@@ -153,13 +157,25 @@ class DeviceRunner:
             for handoff in self._handoffs:
                 stack.enter_context(abandoned_if_failing(handoff))
             try:
-                yield
+                with self._drained_if_failing():
+                    yield
             except torch.OutOfMemoryError as error:
                 give_back_cached_memory()
                 raise EngineError(
                     f"a step of {num_rows} rows found no memory left on its device ({first_line(error)}); "
                     "load the model with a smaller --chunk, a shorter --ctx, or a lower --gpu-memory"
                 ) from error
+
+    @contextmanager
+    def _drained_if_failing(self) -> Iterator[None]:
+        """Nothing of a failing step is still under way when the next one writes over its buffers."""
+        try:
+            yield
+        except BaseException:
+            for place in self.places:
+                with suppress(RuntimeError):  # what broke the step breaks this too, if it was the device
+                    place.lane.synchronize()
+            raise
 
 
 class CapturedDecode:

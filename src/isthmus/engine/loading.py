@@ -199,7 +199,9 @@ def _on_devices(
         if target.device.type == "cuda":  # the lanes do not wait for the streams of what was copied so far
             torch.cuda.synchronize(target.device)
     lanes = {target: lane_of(target.device, graphs=graphs) for target in targets.values()}
-    runner = DeviceRunner(model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs)
+    runner = DeviceRunner(
+        model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs, captures=not streams(plan)
+    )
     runner.warm_up(options.chunk_tokens)
     devices = {name: target.device for name, target in targets.items()}
     caches = {lanes[target]: cache_of(plan, target.split) for target in targets.values()}
