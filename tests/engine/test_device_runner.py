@@ -182,12 +182,19 @@ def recorded_lanes(monkeypatch: pytest.MonkeyPatch) -> list[RecordedLane]:
     return lanes
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+TURNS = {"overlap": True, "defer_experts": 1}
+
+
+@pytest.mark.parametrize(("gpus", "options"), [(1, {}), (2, {}), (1, TURNS), (2, TURNS)])
 def test_a_decode_is_a_pure_function_of_its_buffers(
-    path: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane], gpus: int
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded_lanes: list[RecordedLane],
+    gpus: int,
+    options: dict[str, Any],
 ) -> None:
     """Replayed as a list of operations over fixed memory: no code of the model runs."""
-    engine = start(path, monkeypatch, gpus=gpus)
+    engine = start(path, monkeypatch, gpus=gpus, **options)
     against_eager(engine)
     answers(engine, PROMPTS, TOKENS)
     assert len(recorded_lanes) == gpus
