@@ -70,4 +70,9 @@ def bench(
             f"handed over: {over['submits']} submits, {over['waits']} waits, {moved / 1e6:.1f} MB; "
             f"{over['waiting_s']:.2f} s of waiting for {over['experts_s']:.2f} s of experts"
         )
+    if (use := result["experts"]) is not None and use["hits"]:
+        print(
+            f"experts: {use['hits'] / (use['hits'] + use['misses']):.1%} of the choices on the device; "
+            f"{use['bytes_streamed'] / 1e6:.1f} MB streamed, {use['bytes_uploaded'] / 1e6:.1f} MB cached"
+        )
     print(f"outside weight products {result['outside_products_share']:.1%} of a decode step")
