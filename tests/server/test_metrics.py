@@ -66,4 +66,4 @@ def test_ready_is_503_until_the_model_is_loaded(tmp_path: Path) -> None:
         assert int(answer.headers["retry-after"]) > 0
         server.grant(100)
         server.wait_ready()
-        assert httpx.get(f"{server.url}/ready").json() == {"status": "ok", "model": "fake"}
+        assert httpx.get(f"{server.url}/ready").json()["model"] == "fake"

@@ -27,7 +27,9 @@ def build(service: Service) -> APIRouter:
     async def ready() -> JSONResponse:
         done, total = service.loaded_bytes
         progress = {"loaded_bytes": done, "total_bytes": total} if total else {}
-        return _state({"status": "ok", "model": service.model_id}, progress)
+        info = service.engine.info
+        facts = {} if info is None else {"threads": info.threads, "parallel": info.parallel, "isa": info.isa}
+        return _state({"status": "ok", "model": service.model_id} | facts, progress)
 
     def _state(body: dict[str, Any], while_loading: dict[str, Any] | None = None) -> JSONResponse:
         try:
