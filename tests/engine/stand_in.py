@@ -58,9 +58,9 @@ def run(engine: Engine, prompts: list[list[int]], tokens: int = 4) -> list[Outpu
 
 
 def watch(engine: Engine, around: Callable[[Step, StepPlan], Tensor]) -> None:
-    """From now on the engine's steps are `around(execute, plan)`."""
-    execute = engine._executor.execute
-    engine._executor.execute = lambda plan: around(execute, plan)  # type: ignore[method-assign]
+    """From now on the runner's steps are `around(execute, plan)`."""
+    execute = engine._runner.execute
+    engine._runner.execute = lambda plan: around(execute, plan)  # type: ignore[method-assign]
 
 
 def logits_of(engine: Engine, prompts: list[list[int]], tokens: int = 4) -> list[Tensor]:

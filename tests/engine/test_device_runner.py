@@ -205,6 +205,36 @@ def test_a_decode_is_a_pure_function_of_its_buffers(
     engine.close()
 
 
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose experts' tiles a GPU reads."""
+    case, types = tiny.CASES["qwen3moe"], tiny.matrices_as(GgmlType.Q8_0)
+    return tiny.write_case(tmp_path_factory.mktemp("models") / "q8_0.gguf", case, tiny.build(case), types)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": True},
+        {"defer_experts": 1},
+        {"overlap": True, "defer_experts": 1},
+        {"expert_cache": 60_000},
+    ],
+)
+def test_what_is_done_with_experts_is_captured_too(
+    tiles: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane], options: dict[str, Any]
+) -> None:
+    """Halves that alternate, choices that come late, a table of places that changes between replays."""
+    engine = start(tiles, monkeypatch, **options)
+    against_eager(engine)
+    answers(engine, PROMPTS, TOKENS)
+    assert all(lane.replays > len(lane.captured) + 2 for lane in recorded_lanes)
+    if "expert_cache" in options:
+        assert engine.expert_use is not None
+        assert engine.expert_use.uploads > 0
+    engine.close()
+
+
 def test_a_failed_step_is_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one writes over memory that the failed one's copies may still read."""
     waited: list[int] = []
@@ -218,12 +248,10 @@ def test_a_failed_step_is_waited_for(engine: Engine, monkeypatch: pytest.MonkeyP
 
 
 def test_streaming_every_expert_is_not_captured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane]
+    tiles: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane]
 ) -> None:
     """Which experts cross is decided on the host, from ids that the device has chosen."""
-    case, types = tiny.CASES["qwen3moe"], tiny.matrices_as(GgmlType.Q8_0)  # tiles that a GPU reads
-    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), types)
-    engine = start(path, monkeypatch, strategy="stream")
+    engine = start(tiles, monkeypatch, strategy="stream")
     answers(engine, PROMPTS[:1])
     assert [lane.captured for lane in recorded_lanes] == [[]]
     engine.close()
