@@ -75,6 +75,8 @@ class RunOptions:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # rows of one prefill step
     parallel: int = 1  # requests computed together, for which the cache is sized as far as memory allows
     speculate: Literal["off", "ngram"] = "off"  # ngram: guesses from what stands in the prompt and answer
+    kv_disk: str | None = None  # folder where full blocks of the cache are kept too; they outlive the process
+    kv_disk_size: int = 16 << 30  # bytes that it may hold for this model
     packed_cache: bool | None = None  # True: make one if there is none; False: none; None: use what is there
     strategy: Literal["auto", "cpu", "stream", "hybrid", "gpu"] = "auto"
     device: str | None = None  # see parse_devices; None: every GPU that can be used, else the CPU
@@ -99,6 +101,9 @@ class RunOptions:
         check_int("chunk_tokens", self.chunk_tokens, 1, 1 << 16)
         check_int("parallel", self.parallel, 1, MAX_PARALLEL)
         check_choice("speculate", self.speculate, SPECULATE)
+        check_int("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)
+        if self.kv_disk is not None and (not isinstance(self.kv_disk, str) or not self.kv_disk):
+            raise UsageError(f"kv_disk must be a folder, got {self.kv_disk!r}")
         if self.isa is not None:
             check_choice("isa", self.isa, ISA_NAMES)
         check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -150,11 +155,12 @@ class RunOptions:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}")
-        for name in ("gpu_memory", "expert_cache"):
+        for name in ("gpu_memory", "expert_cache", "kv_disk_size"):
             if isinstance(options.get(name), str):
                 options[name] = parse_bytes(name, options[name])
-        if isinstance(options.get("profile"), Path):
-            options["profile"] = str(options["profile"])
+        for name in ("profile", "kv_disk"):
+            if isinstance(options.get(name), Path):
+                options[name] = str(options[name])
         return cls(**options)
 
     @property

@@ -271,6 +271,63 @@ def test_logits_of_all_prompt_rows_come_in_short_steps_and_nothing_is_taken_from
 
 
 @dataclass
+class Below:
+    """A tier that keeps what the pretended cache holds of some blocks; what it is asked for may be gone."""
+
+    content: dict[int, tuple[str, tuple[int, ...]]]  # of the cache
+    kept: dict[bytes, list[tuple[str, tuple[int, ...]]]] = field(default_factory=dict)
+    fetched: int = 0
+
+    def holds(self, digest: bytes) -> bool:
+        return digest in self.kept
+
+    def store(self, digest: bytes, tokens: tuple[int, ...], block: int) -> None:
+        assert len(tokens) == BLOCK
+        self.kept[digest] = [self.content[block * BLOCK + at] for at in range(BLOCK)]
+
+    def fetch(self, digest: bytes, tokens: tuple[int, ...], block: int) -> bool:
+        if digest[0] % 8 == 0:
+            self.drop(digest)  # a damaged file
+            return False
+        self.fetched += 1
+        self.content.update({block * BLOCK + at: was for at, was in enumerate(self.kept[digest])})
+        return True
+
+    def drop(self, digest: bytes) -> None:
+        self.kept.pop(digest, None)
+
+
+def test_blocks_that_only_the_tier_has_are_fetched_as_far_as_they_are_there() -> None:
+    s = scheduler(context=32, chunk=32, blocks=8)
+    world = World(s)
+    below = s.prefixes.tier = Below(world.content)
+    world.add([0] * 18, 1, "", poison=False)
+    world.step()
+    assert len(below.kept) == 4
+    world.add([1] * 30, 1, "", poison=False)  # takes all blocks
+    world.step()
+    assert s.prefixes.match([0] * 18, "", 17).names == []
+    world.add([0] * 18, 1, "", poison=False)
+    sequence = world.alive[0]
+    world.step()
+    found = [digest[0] % 8 != 0 for digest in s.prefixes.match([0] * 18, "", 17).below]
+    assert found == []  # they are in the cache again
+    assert sequence.num_cached in (0, 4, 8, 12, 16)
+    assert below.fetched * BLOCK == sequence.num_cached > 0
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_failed_is_dropped_from_the_tier_too(failed: bool) -> None:
+    s = scheduler(context=32, chunk=32)
+    world = World(s)
+    below = s.prefixes.tier = Below(world.content)
+    world.add([0] * 18, 9, "", poison=False)
+    world.step()
+    world.end(world.alive[0], failed=failed)
+    assert len(below.kept) == (0 if failed else 4)
+
+
+@dataclass
 class World:
     """A scheduler, a cache that remembers what was written where, and requests that know their answers."""
 
@@ -374,12 +431,16 @@ actions = st.one_of(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 4), st.integers(4, 16), st.integers(8, 24), st.lists(actions, max_size=30))
+@given(
+    st.integers(1, 4), st.integers(4, 16), st.integers(8, 24), st.booleans(), st.lists(actions, max_size=30)
+)
 def test_no_block_leaks_nothing_is_mixed_up_and_every_request_ends(
-    running: int, chunk: int, blocks: int, moves: list[tuple]
+    running: int, chunk: int, blocks: int, has_tier: bool, moves: list[tuple]
 ) -> None:
     """Any order of adding, stepping and cancelling with little room; then what is left runs to its end."""
     world = World(scheduler(context=32, chunk=chunk, running=running, blocks=blocks))
+    if has_tier:
+        world.s.prefixes.tier = Below(world.content)
     for move in moves:
         if move[0] == "add":
             world.add(*move[1:])

@@ -45,6 +45,15 @@ RUN_OPTIONS: dict[str, Any] = {
         str,
         typer.Option(help="Guess next tokens from the text so far (ngram) and verify them; or off."),
     ],
+    "kv_disk": Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Keep the cache's full blocks there too: prompts outlive a restart."
+        ),
+    ],
+    "kv_disk_size": Annotated[
+        str, typer.Option(help="How much the folder of --kv-disk may hold.", show_default="16GiB")
+    ],
     "packed_cache": Annotated[
         bool | None,
         typer.Option(

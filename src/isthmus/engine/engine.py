@@ -18,6 +18,7 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import StandIns, device_name, executable_plan
 from isthmus.engine.expert_cache import LearningRunner
+from isthmus.engine.kv_disk import KvDisk, made_from
 from isthmus.engine.loading import load
 from isthmus.engine.loop import Executor, StepLoop
 from isthmus.engine.mask import Grammars
@@ -59,6 +60,7 @@ class Engine(StepLoop):
         with ExitStack() as opened:
             if source is None:
                 source = opened.enter_context(closing(open_weights(model_path)))
+            identity = source.identity() if options.kv_disk is not None else []
             architecture = str(source.metadata.get("general.architecture"))
             model_class(architecture)  # what cannot be run is said before what does not fit
             grammars = partial(_grammars, source.metadata)
@@ -110,6 +112,10 @@ class Engine(StepLoop):
         )
         # What deferral makes of an answer's tokens is not what a prompt's would be: nobody finds it.
         scheduler.keeps_answers = not options.defer_experts
+        if options.kv_disk is not None:
+            folder, origin = Path(options.kv_disk).expanduser(), made_from(identity, plan.strategy, options)
+            state = loaded.runner.state
+            scheduler.prefixes.tier = KvDisk(folder, origin, state, options.kv_disk_size)
         self._runner = loaded.runner
         runner: Executor = self._runner
         if loaded.caches:

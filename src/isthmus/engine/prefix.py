@@ -8,16 +8,23 @@ one that came later.
 
 What a sequence leaves after its last full block is a *tail*, one for each block it may follow. Who goes on
 from there, as the next turn of a chat does, takes the tail over: it is written on, so it is nobody else's.
-No torch: blocks are numbers.
+A tier below, such as a disk, may keep full blocks longer. It knows a block by the digest of all tokens up to
+its end. No torch: blocks are numbers.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
 
 from isthmus.engine.blocks import BlockManager
+
+_DIGEST_BYTES = 32
 
 Name = int | str  # of a block's content; the first of a chain follows a salt
 
@@ -29,6 +36,16 @@ class Prefix:
     blocks: list[int] = field(default_factory=list)
     names: list[Name] = field(default_factory=list)
     num_tokens: int = 0
+    below: list[bytes] = field(default_factory=list)  # digests of full blocks after these that a tier holds
+
+
+class Tier(Protocol):
+    """Where full blocks are kept beside the cache itself. Never raises."""
+
+    def holds(self, digest: bytes) -> bool: ...
+    def store(self, digest: bytes, tokens: Sequence[int], block: int) -> None: ...
+    def fetch(self, digest: bytes, tokens: Sequence[int], block: int) -> bool: ...
+    def drop(self, digest: bytes) -> None: ...
 
 
 class PrefixCache:
@@ -42,6 +59,8 @@ class PrefixCache:
         self._tails: dict[Name, tuple[int, tuple[int, ...]]] = {}  # after this block: (block, its tokens)
         self._before_tail: dict[int, Name] = {}  # by block
         self._names = itertools.count()
+        self._digests: dict[Name, bytes] = {}  # of known blocks
+        self.tier: Tier | None = None
         blocks.on_forget = self._forgotten
 
     def match(self, tokens: Sequence[int], salt: str, most: int) -> Prefix:
@@ -57,6 +76,10 @@ class PrefixCache:
             found.blocks.append(known[0])
             found.names.append(known[1])
         found.num_tokens = len(found.names) * self._block_tokens
+        if self.tier is not None:
+            found.below = self._held_below(tokens, salt, found, most)
+        if found.below:
+            return found
         block, held = self._tails.get(found.names[-1] if found.names else salt, (-1, ()))
         same = _num_same(tokens[found.num_tokens : most], held)
         if same:
@@ -75,11 +98,27 @@ class PrefixCache:
             key = self._key(tokens, index, names, salt)
             known = self._known.get(key)
             if known is None:
-                known = (blocks[index], next(self._names))
-                self._known[key] = known
-                self._keys[blocks[index]] = key
-                self._blocks.keep(blocks[index])
+                known = self._make_known(key, blocks[index])
+                if self.tier is not None:
+                    self.tier.store(self._digests[known[1]], key[1], blocks[index])
             names.append(known[1])
+
+    def fetch(self, tokens: Sequence[int], salt: str, found: Prefix, blocks: Sequence[int]) -> None:
+        """Reads what lies below into `blocks`, which are held, and adds to `found` what was there."""
+        for digest, block in zip(found.below, blocks, strict=False):
+            key = self._key(tokens, len(found.names), found.names, salt)
+            if self.tier is None or not self.tier.fetch(digest, key[1], block):
+                return
+            found.names.append(self._make_known(key, block)[1])
+            found.num_tokens += self._block_tokens
+
+    def distrust(self, blocks: Sequence[int]) -> None:
+        """Nobody is to find these blocks any more, below neither."""
+        for block in blocks:
+            key = self._keys.get(block)
+            if key is not None and self.tier is not None:
+                self.tier.drop(self._digests[self._known[key][1]])
+            self._blocks.forget(block)
 
     def leave_tail(
         self, tokens: Sequence[int], salt: str, blocks: Sequence[int], names: Sequence[Name], end: int
@@ -98,6 +137,31 @@ class PrefixCache:
         self._before_tail[block] = before
         self._blocks.keep(block)
 
+    def _make_known(self, key: tuple[Name, tuple[int, ...]], block: int) -> tuple[int, Name]:
+        known = (block, next(self._names))
+        self._known[key] = known
+        self._keys[block] = key
+        self._digests[known[1]] = self._digest(*key)
+        self._blocks.keep(block)
+        return known
+
+    def _digest(self, before: Name, tokens: tuple[int, ...]) -> bytes:
+        """Of all tokens up to the end of a block. After a forgotten block: one that nobody has."""
+        if isinstance(before, str):
+            return _digest_after(_digest_of(before), tokens)
+        return _digest_after(self._digests.get(before) or os.urandom(_DIGEST_BYTES), tokens)
+
+    def _held_below(self, tokens: Sequence[int], salt: str, found: Prefix, most: int) -> list[bytes]:
+        """Digests of the full blocks after `found` that the tier holds, up to token `most`."""
+        held: list[bytes] = []
+        digest = self._digests[found.names[-1]] if found.names else _digest_of(salt)
+        for begin in range(found.num_tokens, most - self._block_tokens + 1, self._block_tokens):
+            digest = _digest_after(digest, tokens[begin : begin + self._block_tokens])
+            if self.tier is None or not self.tier.holds(digest):
+                break
+            held.append(digest)
+        return held
+
     def _key(
         self, tokens: Sequence[int], index: int, names: Sequence[Name], salt: str
     ) -> tuple[Name, tuple[int, ...]]:
@@ -108,7 +172,7 @@ class PrefixCache:
         if block in self._before_tail:
             del self._tails[self._before_tail.pop(block)]
         else:
-            del self._known[self._keys.pop(block)]
+            del self._digests[self._known.pop(self._keys.pop(block))[1]]
 
 
 def _num_same(a: Sequence[int], b: Sequence[int]) -> int:
@@ -119,3 +183,11 @@ def _num_same(a: Sequence[int], b: Sequence[int]) -> int:
             break
         same += 1
     return same
+
+
+def _digest_of(salt: str) -> bytes:
+    return blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"salt").digest()
+
+
+def _digest_after(before: bytes, tokens: Sequence[int]) -> bytes:
+    return blake2b(before + array("i", tokens).tobytes(), digest_size=_DIGEST_BYTES).digest()

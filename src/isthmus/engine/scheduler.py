@@ -195,8 +195,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         if failed:
             # What it found in the cache goes too: whatever is wrong may have come from there.
-            for block in sequence.blocks:
-                self.blocks.forget(block)
+            self.prefixes.distrust(sequence.blocks)
         self._give_back(sequence)
 
     def _slice(self, sequence: Sequence, count: int, draft: tuple[int, ...] = ()) -> SequenceSlice:
@@ -257,7 +256,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_running and len(passed) < MAX_PASSED:
             sequence = self.waiting[0]
             found = self._known_prefix(sequence)
-            if self._is_coming(sequence, len(found.names)):
+            if self._is_coming(sequence, len(found.names) + len(found.below)):
                 passed.append(self.waiting.popleft())
                 continue
             if not self._place(sequence, found):
@@ -288,6 +287,7 @@ class Scheduler:
             return False
         for tail in found.blocks[len(found.names) :]:
             self.blocks.forget(tail)  # it is written on from here
+        self.prefixes.fetch(sequence.tokens, sequence.request.cache_salt, found, got)
         sequence.blocks, sequence.names = found.blocks + got, found.names
         sequence.num_computed = sequence.num_sound = found.num_tokens
         return True
