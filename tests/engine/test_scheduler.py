@@ -310,10 +310,8 @@ def test_blocks_that_only_the_tier_has_are_fetched_as_far_as_they_are_there() ->
     world.add([0] * 18, 1, "", poison=False)
     sequence = world.alive[0]
     world.step()
-    found = [digest[0] % 8 != 0 for digest in s.prefixes.match([0] * 18, "", 17).below]
-    assert found == []  # they are in the cache again
-    assert sequence.num_cached in (0, 4, 8, 12, 16)
     assert below.fetched * BLOCK == sequence.num_cached > 0
+    assert len(s.prefixes.match([0] * 18, "", 17).names) == 4  # found or computed, they are known again
 
 
 @pytest.mark.parametrize("failed", [False, True])
