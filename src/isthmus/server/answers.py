@@ -119,7 +119,8 @@ class Answers:
             called = chat.callable_tools
             return f"{text} | {self._calls(chat, lark, called)}" if called else text
         if self.dialect.reasoning == "harmony":
-            return f"{before} {lark.free()} | {self._calls(chat, lark, chat.callable_tools)}"
+            text = lark.free(without=self._parser.markers)
+            return f"{before} {text} | {self._calls(chat, lark, chat.callable_tools)}"
         return self._text_or_calls(chat, lark)
 
     def _calls(self, chat: ChatRequest, lark: Lark, called: Sequence[Tool], *, begun: bool = False) -> str:
@@ -134,8 +135,8 @@ class Answers:
         begins, called = self._parser.begins, chat.callable_tools
         if not begins:  # a call is the whole answer and begins with a brace
             return f"{lark.pattern(r'[^{](?s:.*)')}? | {self._calls(chat, lark, called)}"
-        text = f"{lark.free(without=begins)} | " if not lark.is_special(begins[0]) else f"{lark.free()} | "
-        return f"{text}{lark.until(begins[0])} {self._calls(chat, lark, called, begun=True)}"
+        before = lark.until(begins[0], without=begins[1:])
+        return f"{lark.free(without=begins)} | {before} {self._calls(chat, lark, called, begun=True)}"
 
     def _arguments(self, chat: ChatRequest, tool: Tool) -> Mapping[str, Any]:
         """The schema that a call's arguments are held to: without `strict` any object where it cannot be."""

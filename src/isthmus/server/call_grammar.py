@@ -84,4 +84,4 @@ class CallGrammar:
                 raise UsageError("a value of an enum has the tag in it that ends an argument")
             alternatives = " | ".join(lark.text(text) or '""' for text in texts)
             return f"({alternatives}) {lark.text(end)}"
-        return lark.until(end)
+        return f"{lark.until(end.strip())} {lark.text(end[len(end.rstrip()) :])}"

@@ -49,25 +49,29 @@ class Lark:
             return self.pattern(regex_to_lark(definition, ""))
         return self.rule(f"%lark {{\n{definition}\n}}")
 
-    def is_special(self, marker: str) -> bool:
-        return marker in self._ids
-
     def free(self, *, without: Sequence[str] = ()) -> str:
-        """Any text, also none; no special tokens. `without`: none of these is in it."""
-        excluded = [f" & ~/(?s:.*){_escaped(text)}(?s:.*)/" for text in without if not self.is_special(text)]
-        return self.rule("/(?s:.*)/" + "".join(excluded), terminal=True)
+        """Any text, also none, with none of `without` in it, not even spelled in letters; no special tokens.
 
-    def until(self, marker: str) -> str:
-        """Any text up to the first `marker`, and the marker."""
+        Parsers read text: to them a marker is one, however the model came to write it.
+        """
+        return self.rule("/(?s:.*)/" + _excluding(without), terminal=True)
+
+    def until(self, marker: str, *, without: Sequence[str] = ()) -> str:
+        """Any text up to the first `marker`, and the marker; none of `without` before it."""
         if marker in self._ids:
-            return f"{self.free()} {self.text(marker)}"
-        return self.rule(f"/(?s:.*){_escaped(marker)}/", options="[lazy]")
+            return f"{self.free(without=[marker, *without])} {self.text(marker)}"
+        text = f"/(?s:.*){_escaped(marker)}/" + _excluding(without)
+        return self.rule(text, options="[lazy]")
 
     def rule(self, body: str, *, terminal: bool = False, options: str = "") -> str:
         """The name of a new rule."""
         name = f"{'T' if terminal else 'r'}{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
+
+
+def _excluding(texts: Sequence[str]) -> str:
+    return f" & ~/(?s:.*)({'|'.join(map(_escaped, texts))})(?s:.*)/" if texts else ""
 
 
 def _quoted(text: str) -> str:

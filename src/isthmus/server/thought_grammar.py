@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.server import reasoning
 from isthmus.server.lark import Lark
-from isthmus.server.tools.harmony import CHANNEL, END, MESSAGE, START
+from isthmus.server.tools.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START
 
 _AROUND = r"[ \n]{0,4}"
 
@@ -14,7 +14,7 @@ def thoughts(lark: Lark, dialect: str | None, *, inside: bool) -> str:
     if dialect is None:
         return ""
     if dialect == "harmony":
-        rest = f"{lark.free()} {lark.text(END + START + 'assistant')}"
+        rest = f"{lark.until(END, without=(RETURN, CALL))} {lark.text(START + 'assistant')}"
         message = lark.rule(f"{lark.text(CHANNEL + 'analysis' + MESSAGE)} {rest}")
         return f"{rest} {message}*" if inside else f"{message}*"
     begin, end = reasoning.PARSERS[dialect].markers[:2]

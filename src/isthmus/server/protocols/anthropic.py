@@ -54,7 +54,9 @@ def stop_reason(choices: Choices) -> str | None:
 
 
 def begin(choices: Choices, model: str) -> bytes:
-    return _event("message_start", message=message(choices, model))
+    # A fast answer may have ended already: that is for `end` to say.
+    begun = message(choices, model) | {"stop_reason": None, "stop_sequence": None}
+    return _event("message_start", message=begun)
 
 
 def step(step: Step) -> bytes:
