@@ -12,6 +12,11 @@ def test_on_the_cpu_alone_it_names_no_device() -> None:
     assert describe(INFO).endswith("context 4096 tokens, amx, 8 threads")
 
 
+def test_several_requests_share_a_cache() -> None:
+    several = replace(INFO, parallel=8, kv_tokens=16384)
+    assert "context 4096 tokens (8 requests share a cache of 16384), amx" in describe(several)
+
+
 def test_devices_are_named_with_what_they_took_and_how_experts_are_handed_over() -> None:
     split = replace(
         INFO,

@@ -147,6 +147,17 @@ def test_without_a_wish_the_context_shrinks_to_what_fits() -> None:
         plan(tight, source(*MODEL), RunOptions(context_tokens=8192))
 
 
+def test_requests_computed_together_get_contexts_of_their_own_as_far_as_half_of_what_is_left_goes() -> None:
+    alone = plan(LARGE, source(*MODEL), RunOptions(context_tokens=1024))
+    four = RunOptions(context_tokens=1024, parallel=4)
+    assert (alone.num_blocks, plan(LARGE, source(*MODEL), four).num_blocks) == (16, 64)
+    for blocks_left, shared in ((0, 0), (1, 0), (10, 5), (200, 48)):
+        left = blocks_left * 64 * alone.kv_token_bytes
+        tight = plan(replace(LARGE, available_bytes=alone.need_bytes + left), source(*MODEL), four)
+        assert (tight.context_tokens, tight.num_blocks) == (1024, 16 + shared)
+        assert tight.need_bytes == alone.need_bytes + shared * 64 * alone.kv_token_bytes
+
+
 def test_a_model_that_does_not_fit_is_refused_with_need_and_have_in_gib() -> None:
     huge = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(600 * GIB))  # type: ignore[arg-type]
     small = Machine(cores=2, total_bytes=24 * GIB, available_bytes=22 * GIB)

@@ -154,6 +154,23 @@ def test_gpu_memory_is_a_limit_beside_what_is_free(qwen: DummySource) -> None:
     ).free_bytes == int(23.5 * GIB)
 
 
+def test_a_card_holds_contexts_for_several_requests_in_half_of_what_one_leaves(qwen: DummySource) -> None:
+    for free, alike in ((23.5, True), (6.0, False)):
+        alone, together = (
+            plan(
+                machine(64, card(free=free)),
+                qwen,
+                RunOptions(strategy="hybrid", context_tokens=8192, parallel=parallel),
+            )
+            for parallel in (1, 8)
+        )
+        assert together.context_tokens == alone.context_tokens == 8192
+        assert alone.num_blocks == 128 < together.num_blocks
+        assert (together.num_blocks == 8 * 128) == alike
+        gpu = together.devices[0]
+        assert gpu.need_bytes <= gpu.free_bytes
+
+
 def test_a_context_that_was_not_asked_for_shrinks_to_what_is_left_of_the_card(qwen: DummySource) -> None:
     full = plan(machine(64, card()), qwen, RunOptions(strategy="gpu"))
     gpu = device(full, "cuda:0")

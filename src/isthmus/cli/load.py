@@ -17,10 +17,15 @@ def describe(info: ModelInfo) -> str:
     gb = info.weight_bytes / 1e9
     return (
         f"{info.name}: {info.architecture}, {gb:.2f} GB in {info.load_seconds:.1f} s "
-        f"({gb / info.load_seconds:.1f} GB/s), context {info.context_tokens} tokens, "
+        f"({gb / info.load_seconds:.1f} GB/s), context {info.context_tokens} tokens{_shared(info)}, "
         f"{info.isa}, {info.threads} thread{'s' if info.threads > 1 else ''}{_nodes(info)}"
         f"{_devices(info)}"
     )
+
+
+def _shared(info: ModelInfo) -> str:
+    """Nothing where one request has the cache to itself."""
+    return f" ({info.parallel} requests share a cache of {info.kv_tokens})" if info.parallel > 1 else ""
 
 
 def _devices(info: ModelInfo) -> str:

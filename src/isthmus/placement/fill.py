@@ -42,7 +42,7 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
         raise _refusal(job, layout, reserve, free)
     one_context = num_blocks
     if job.parallel > 1:
-        most, _ = layout.search(one_context, job.parallel * one_context + 1)
+        most, _ = layout.search(one_context, (2 * job.parallel - 1) * one_context + 1)
         num_blocks += job.shared_blocks(one_context, most)
         blocks = layout.split(num_blocks) or blocks
     host = DevicePlan(HOST, (0, 0), 0, host_experts, 0, host_scratch, job.ram_bytes)
