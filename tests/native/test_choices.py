@@ -8,6 +8,7 @@ import torch
 from random_weights import Weight, random_weight
 
 from isthmus import native
+from isthmus.modules.slots import ExpertSlots
 from isthmus.native import choices, ops
 
 E, H, F, K = 6, 64, 96, 3
@@ -136,3 +137,30 @@ def test_mistakes_are_refused_before_anything_is_written() -> None:
         ops.copy_expert(weight, E, table.data_ptr())
     with pytest.raises(ValueError, match=r"take \d+ bytes, got 5"):
         ops.packed_over(table.data_ptr(), 5, weight.format_id, 1, F, H)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_places_take_over_the_scale_of_an_expert_with_its_tiles(nodes: int) -> None:
+    """NVFP4's experts have one each, which is no part of their tiles."""
+    native.set_threads(2, nodes)
+    weights = matrices(("nvfp4", "nvfp4", "f32"))
+    gate, up, down = (weight.packed for weight in weights)
+    for packed in (gate, up):
+        packed.set_factors([0.5 + expert for expert in range(E)])
+    places = ExpertSlots((gate, up, down), 2, exact=False)
+    x, _, _ = routing(3)
+    for slot, expert in ((0, 5), (1, 2), (0, 1)):  # the last in the place of the first
+        places.put(slot, expert)
+    slots = torch.tensor([[0], [1], [-1]], dtype=torch.int32)
+    out = torch.full((3, H), float("nan"))
+    places(x, slots, None, out)
+    originals = torch.tensor([[1], [2], [-1]], dtype=torch.int32)
+    assert torch.equal(out, run(native.Experts(gate, up, down), x, originals, None))
+    assert (out[2] == 0).all()
+
+
+def test_places_need_their_memory() -> None:
+    packed = matrices()
+    weights = (packed[0].packed, packed[1].packed, packed[2].packed)
+    with pytest.raises(ValueError, match=r"3 experts take \d+ bytes, got 100"):
+        ExpertSlots(weights, 3, exact=False, memory=torch.empty(100, dtype=torch.uint8))

@@ -279,6 +279,32 @@ def test_hot_experts_fill_what_is_left_by_use_per_byte(qwen: DummySource) -> Non
     assert plan(machine(64, one), qwen, options, profile=profile).experts[0].resident == ()
 
 
+def test_a_cache_of_experts_is_divided_evenly_over_the_layers(qwen: DummySource) -> None:
+    """48 layers of experts of 2.6 to 3.0 MB: one of each takes 0.13 GiB."""
+    each = routed_bytes(qwen) / 128
+    options = RunOptions(strategy="hybrid", context_tokens=4096, expert_cache=GIB)
+    made = plan(machine(64, card()), qwen, options)
+    without = plan(machine(64, card()), qwen, replace(options, expert_cache=None))
+    places = int(GIB // each)
+    assert places > 2
+    assert {table.spare for table in made.experts.values()} == {places}
+    assert all(table.resident == () for table in made.experts.values())
+    gpu, before = device(made, "cuda:0"), device(without, "cuda:0")
+    assert gpu.expert_bytes == round(places * each) <= GIB
+    assert (gpu.scratch_bytes, gpu.weight_bytes) == (before.scratch_bytes, before.weight_bytes)
+    assert f"places for {places * 48} experts" in str(made)
+    # A profile has the rest of the memory, and what it puts there needs no place of the cache.
+    both = plan(machine(64, card()), qwen, options, profile=counts({0: dict.fromkeys(range(128), 5)}))
+    assert (len(both.experts[0].resident), both.experts[0].spare) == (128, 0)
+    # It is set aside before a context that nobody asked for takes all.
+    tight = machine(64, replace(card(), free_bytes=before.need_bytes + GIB - 1000 * before.kv_token_bytes))
+    shrunk = replace(options, context_tokens=None)
+    assert plan(tight, qwen, shrunk).context_tokens < 8192
+    assert plan(tight, qwen, replace(shrunk, expert_cache=None)).context_tokens == 8192
+    with pytest.raises(UsageError, match=r"one expert of each of the 48 layers on cuda:0 takes 0\.12\d GiB"):
+        plan(machine(64, card()), qwen, replace(options, expert_cache=GIB // 10))
+
+
 def test_another_models_profile_is_refused(qwen: DummySource) -> None:
     with pytest.raises(UsageError, match="counts 64 experts in layer 0, this model has 128 experts there"):
         plan(machine(64), qwen, RunOptions(), profile=counts({}, experts=64))
@@ -299,8 +325,14 @@ def test_formats_without_a_gpu_kernel_become_bf16_and_the_plan_says_so() -> None
     assert made.notes == (
         "iq4_xs is dequantised to bf16 on the GPU (48 modules, +1.2 GiB); its kernels multiply by Q8_0, "
         "Q4_K, Q5_K, Q6_K, F32, F16 and BF16",
+        "the profile puts no expert on the GPU: a GPU's kernels read the tiles of q8_0, q4_k, q5_k, q6_k, "
+        "and this model's experts are iq4_xs, which stay on the CPU",
     )
-    assert made.experts[0].resident == ()  # such experts stay on the CPU
+    assert made.experts[0].resident == ()
+    with pytest.raises(UsageError, match=r"expert_cache would hold nothing: .* experts are iq4_xs"):
+        plan(machine(64, card()), source, RunOptions(strategy="hybrid", expert_cache=GIB))
+    with pytest.raises(DeviceError, match="layer 0's experts are iq4_xs: use --strategy hybrid"):
+        plan(machine(64, card()), source, RunOptions(strategy="stream"))
     assert plan(machine(64), source, RunOptions()).notes == ()
 
 

@@ -12,12 +12,13 @@ import torch
 
 from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch
+from isthmus.native.handoff import slot_rows
 
 
 def bucket_of(num_rows: int) -> int:
     """The power of two that so many rows are filled up to."""
     assert 1 <= num_rows <= MAX_CAPTURED_ROWS <= BLOCK_TOKENS  # a slot of the spare block for each
-    return 1 << (num_rows - 1).bit_length()
+    return slot_rows(num_rows)  # the hand-off's slots are of as many
 
 
 def padded(batch: Batch, rows: int, spare_block: int) -> Batch:

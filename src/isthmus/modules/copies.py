@@ -20,8 +20,11 @@ class Copies(Protocol):
     def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
         """The expert's tiles into `to`, uint8 on the device; in the order of calls."""
 
+    def follow(self) -> None:
+        """Copies that come now wait for all computations so far: whatever these read may be written then."""
+
     def before_copies(self, stage: int) -> None:
-        """Copies that follow wait until what computes from this stage is done."""
+        """The same for a stage's memory; for what computes from it alone, once something does."""
 
     def after_copies(self, stage: int) -> None:
         """The stage's copies are all asked for."""
@@ -37,7 +40,7 @@ class Copies(Protocol):
         is what the result says, without waiting. It raises what `fill` raised."""
 
     def finish(self) -> None:
-        """Waits for all copies so far."""
+        """Waits for all copies and computations so far."""
 
 
 class HostCopies:
@@ -46,6 +49,7 @@ class HostCopies:
     def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
         ops.copy_expert(weight, expert, to.data_ptr())
 
+    def follow(self) -> None: ...
     def before_copies(self, stage: int) -> None: ...
     def after_copies(self, stage: int) -> None: ...
     def before_use(self, stage: int) -> None: ...

@@ -42,10 +42,12 @@ def with_hot_experts(job: Job, placement: Placement) -> Placement:
 def with_spare_slots(job: Job, placement: Placement) -> Placement:
     """Divides the cache's bytes, which `place_dense` has set aside, evenly over each device's layers.
 
-    Raises UsageError if they are too few for one expert of each.
+    Raises UsageError if they are too few for one expert of each, or no expert could come.
     """
-    if not job.cache_bytes:
+    if not job.cache_bytes or not job.parts.experts:
         return placement
+    if not any(can_move(job, layer) for layer in job.parts.experts):
+        raise UsageError(f"expert_cache would hold nothing: {why_none_can_move(job)}; leave it out")
     tables, devices = dict(placement.experts), []
     for device in placement.devices:
         layers = [layer for layer in range(*device.layers) if layer in tables and can_move(job, layer)]
@@ -72,6 +74,14 @@ def with_spare_slots(job: Job, placement: Placement) -> Placement:
             )
         )
     return replace(placement, experts=tables, devices=tuple(devices))
+
+
+def why_none_can_move(job: Job) -> str:
+    formats = sorted(set().union(*(part.formats for part in job.parts.experts.values())))
+    return (
+        f"a GPU's kernels read the tiles of {', '.join(GPU_TILES)}, and this model's experts are "
+        f"{', '.join(formats)}, which stay on the CPU"
+    )
 
 
 def can_move(job: Job, layer: int) -> bool:

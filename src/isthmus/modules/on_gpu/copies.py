@@ -59,9 +59,15 @@ class CopyStream:
                 to.copy_(buffer[: to.numel()], non_blocking=True)
             self._fetched[index] = self._recorded(self._stream)
 
+    def follow(self) -> None:
+        self._stream.wait_event(self._recorded(self._computing()))
+
     def before_copies(self, stage: int) -> None:
+        """At first the memory is fresh, and may be what a computation under way has given back."""
         if stage in self._used:
             self._stream.wait_event(self._used[stage])
+        else:
+            self.follow()
 
     def after_copies(self, stage: int) -> None:
         self._copied[stage] = self._recorded(self._stream)
@@ -74,7 +80,7 @@ class CopyStream:
 
     def later(self, fill: Callable[[], None]) -> Callable[[], bool]:
         """By a thread of its own: filling pinned memory takes milliseconds an expert."""
-        self._stream.wait_event(self._recorded(self._computing()))
+        self.follow()
 
         def work() -> Any:
             with self._cuda.device(self._device):
@@ -85,7 +91,7 @@ class CopyStream:
         return lambda: future.done() and bool(future.result().query())
 
     def finish(self) -> None:
-        self._stream.synchronize()
+        self._cuda.synchronize(self._device)
 
     def _computing(self) -> Any:
         return self._cuda.current_stream(self._device)

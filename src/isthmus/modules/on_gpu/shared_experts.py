@@ -42,6 +42,7 @@ class HotExperts:
         self.on_host = torch.full((num_experts,), NO_EXPERT)  # the same
         self._uses = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self._copies: dict[int, Callable[[], bool]] = {}  # by slot
+        split.copies.follow()  # the slots' memory is fresh
         for slot, expert in enumerate(here.resident):
             assert self.slots is not None
             self.slots.put(slot, expert)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from isthmus.errors import NotEnoughMemoryError
 from isthmus.placement.fill import inflated_note, place_dense
-from isthmus.placement.hot import with_hot_experts, with_spare_slots
+from isthmus.placement.hot import can_move, why_none_can_move, with_hot_experts, with_spare_slots
 from isthmus.placement.layout import Job, Placement
 
 
@@ -23,4 +23,6 @@ def place(job: Job) -> Placement:
         placed = place_dense(job, experts=False, ring=False)
         if job.streams and job.parts.experts:
             notes += ("no room for the ring of streamed experts: the CPU computes those of long prompts too",)
+    if job.profile and job.parts.experts and not any(can_move(job, layer) for layer in job.parts.experts):
+        notes += (f"the profile puts no expert on the GPU: {why_none_can_move(job)}",)
     return replace(with_spare_slots(job, with_hot_experts(job, placed)), notes=notes)
