@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import isthmus
-from isthmus.cli.trace import DEVICE, EXPERTS, Span, Trace
+from isthmus.cli.trace import DEVICE, EXPERTS, Span, Trace, trace_step
+from isthmus.config import RunOptions
+from isthmus.engine.engine import Engine
+from models import tiny
 
 STEP = Trace(
     1000,
@@ -26,6 +29,14 @@ STEP = Trace(
 def test_idle_is_what_no_span_of_the_lane_covers() -> None:
     assert STEP.idle_share(DEVICE) == pytest.approx(1 - 0.3 - 0.1)
     assert STEP.idle_share(EXPERTS) == pytest.approx(0.6)
+
+
+def test_the_summary_says_both_shares_and_what_was_not_seen() -> None:
+    step = Trace(0, 2_500_000, [Span(EXPERTS, "experts of layer 0", 0, 1_000_000)])
+    assert step.summary() == (
+        "a decode step of 2.5 ms: the device not traced, the CPU's experts idle 60% of it"
+    )
+    assert "the device idle 60% of it, the CPU's experts idle 60% of it" in STEP.summary()
 
 
 def test_the_format_is_complete_events_in_us_with_named_lanes() -> None:
@@ -50,3 +61,17 @@ def test_bench_writes_one(tmp_path: Path, strategy: list[str]) -> None:
     assert kinds.count("attention") == kinds.count("router") == 2
     assert kinds.count("wait") == kinds.count("submit") == (2 if strategy else 0)
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
+
+
+def test_with_overlap_two_sequences_take_turns(tmp_path: Path) -> None:
+    """Each half's experts of each layer; the second half submits before the first one's are waited for."""
+    case = tiny.CASES["qwen3moe"]
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+    options = {"strategy": "hybrid", "device": "cpu", "overlap": True, "parallel": 2}
+    engine = Engine(path, RunOptions.from_kwargs(**options))
+    step = trace_step(engine, 8, 2)
+    turns = [span.name for span in step.spans if span.name in ("submit", "wait")]
+    assert turns == ["submit", "submit", "wait", "submit", "wait", "submit", "wait", "wait"]
+    experts = [span.name for span in step.spans if span.lane == EXPERTS]
+    assert experts == ["experts of layer 0"] * 2 + ["experts of layer 1"] * 2
+    engine.close()

@@ -1,4 +1,4 @@
-"""The demo model end to end: the same text on every instruction set."""
+"""The demo model end to end: the same text on every instruction set, the same bits over a split."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli import options
-from isthmus.config import DEFAULT_CONTEXT_TOKENS, check_int
+from isthmus.config import DEFAULT_CONTEXT_TOKENS, MAX_PARALLEL, check_int
 
 
 @options.with_run_options(options.RUN_OPTIONS.keys() - {"context_tokens", "parallel", "speculate"})
@@ -22,6 +22,12 @@ def bench(
         Path | None,
         typer.Option(help="Write a Chrome trace of one decode step to this file.", show_default=False),
     ] = None,
+    trace_sequences: Annotated[
+        int | None,
+        typer.Option(
+            help="Sequences that the traced step decodes. Default: 1; 2 with --overlap.", show_default=False
+        ),
+    ] = None,
     *,
     run_options: dict[str, Any],
     debug: options.Debug = False,
@@ -30,13 +36,16 @@ def bench(
     options.configure_logging(debug)
     check_int("-p", prompt_tokens, 1, 1 << 20)
     check_int("-n", new_tokens, 1, 1 << 20)
+    traced = trace_sequences if trace_sequences is not None else 1 + run_options["overlap"]
+    check_int("--trace-sequences", traced, 1, MAX_PARALLEL)
     need = prompt_tokens + new_tokens + 1
     ctx = need if need > DEFAULT_CONTEXT_TOKENS else None
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions
     from isthmus.resolve import resolve_model
 
-    checked = RunOptions.from_kwargs(**run_options, context_tokens=ctx).with_environment()
+    parallel = traced if trace is not None else 1
+    checked = RunOptions.from_kwargs(**run_options, context_tokens=ctx, parallel=parallel).with_environment()
     with bar(Path(model).name) as progress:
         path = resolve_model(model, progress=progress)
         from isthmus.cli.measure import measure
@@ -46,15 +55,11 @@ def bench(
     say(describe(engine.info))
     result = measure(engine, prompt_tokens, new_tokens)
     if trace is not None:
-        from isthmus.cli.trace import DEVICE, EXPERTS, trace_step
+        from isthmus.cli.trace import trace_step
 
-        step = trace_step(engine, prompt_tokens)
+        step = trace_step(engine, prompt_tokens, traced)
         trace.write_text(step.to_json())
-        say(
-            f"a decode step of {(step.end_ns - step.begin_ns) / 1e6:.1f} ms: the device idle "
-            f"{step.idle_share(DEVICE):.0%} of it, the CPU's experts {step.idle_share(EXPERTS):.0%}; "
-            f"{trace} opens in https://ui.perfetto.dev"
-        )
+        say(f"{step.summary()}; {trace} opens in https://ui.perfetto.dev")
     if as_json:
         print(json.dumps(result))
         return

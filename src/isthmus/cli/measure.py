@@ -138,12 +138,6 @@ class Decoder:
         self._step()
         return self._engine.plan.decode_weight_bytes + depth * self._engine.plan.kv_token_bytes
 
-    def timed_token(self) -> tuple[int, int]:
-        """Decodes one token; when its step began and ended, in time.monotonic_ns()."""
-        begin = time.monotonic_ns()
-        self._step()
-        return begin, time.monotonic_ns()
-
     def end(self) -> None:
         self._engine.cancel("bench")
         while self._engine.has_work:

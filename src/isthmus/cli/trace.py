@@ -2,18 +2,22 @@
 
 The file opens in chrome://tracing and in https://ui.perfetto.dev. Two lanes: the device that has attention,
 norms, router and head, and the CPU with the routed experts. Where the CPU is the device of everything the two
-never overlap: the lanes then show what a split could let run side by side.
+never overlap: the lanes then show what a split could let run side by side. With --overlap a step of several
+sequences shows the two halves' turns: one's experts beside the other's attention.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus import native
-from isthmus.cli.measure import Decoder, random_prompt
+from isthmus.cli.measure import random_prompt
 from isthmus.engine.engine import Engine
+from isthmus.engine.request import Request, SamplingParams
+from isthmus.errors import EngineError
 from isthmus.native.handoff import Event
 
 DEVICE, EXPERTS = "device: attention, norms, router, head", "CPU: routed experts"
@@ -46,6 +50,14 @@ class Trace:
                 reached = max(reached, span.end_ns)
         return 1.0 - busy / max(1, self.end_ns - self.begin_ns)
 
+    def summary(self) -> str:
+        """How long the step took, and how much of it each of the two did nothing."""
+        idle = []
+        for lane, name in ((DEVICE, "the device"), (EXPERTS, "the CPU's experts")):
+            seen = any(span.lane == lane for span in self.spans)
+            idle.append(f"{name} idle {self.idle_share(lane):.0%} of it" if seen else f"{name} not traced")
+        return f"a decode step of {(self.end_ns - self.begin_ns) / 1e6:.1f} ms: {', '.join(idle)}"
+
     def to_json(self) -> str:
         """The Trace Event Format: complete events, times in us from the step's beginning."""
         lanes = [DEVICE, EXPERTS]
@@ -67,17 +79,39 @@ class Trace:
         return json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms"})
 
 
-def trace_step(engine: Engine, prompt_tokens: int) -> Trace:
-    """A decode step after a prompt of random tokens, its shape run twice before."""
-    decoder = Decoder(engine, random_prompt(prompt_tokens, engine.info.vocab_size, seed=3))
+def trace_step(engine: Engine, prompt_tokens: int, sequences: int = 1) -> Trace:
+    """A decode step of so many sequences after prompts of random tokens, its shape run twice before.
+
+    The engine runs as many in parallel.
+    """
+    names = [f"trace {i}" for i in range(sequences)]
+    for seed, name in enumerate(names):
+        prompt = random_prompt(prompt_tokens, engine.info.vocab_size, seed=3 + seed)
+        engine.add(Request(name, prompt, SamplingParams(temperature=0.0)))
+    while not _decodes(engine, sequences):
+        pass
     for _ in range(2):
-        decoder.token()
+        _decodes(engine, sequences)
     engine.take_handoff_events()
     native.keep_op_log(KEPT)
-    begin, end = decoder.timed_token()
+    begin = time.monotonic_ns()
+    _decodes(engine, sequences)
+    end = time.monotonic_ns()
     operators = native.keep_op_log(0)
-    decoder.end()
+    for name in names:
+        engine.cancel(name)
+    while engine.has_work:
+        engine.step()
     return Trace(begin, end, _spans(operators, engine.take_handoff_events()))
+
+
+def _decodes(engine: Engine, sequences: int) -> bool:
+    """One step; whether every sequence got a token."""
+    outputs = engine.step()
+    for output in outputs:
+        if output.error or output.finish_reason:
+            raise EngineError(output.error or "an answer ended before its step was traced: raise --ctx")
+    return len(outputs) == sequences
 
 
 def _spans(operators: Iterable[tuple[str, int, int]], events: list[Event]) -> list[Span]:
