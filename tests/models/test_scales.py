@@ -16,7 +16,7 @@ from isthmus.errors import MalformedFileError, ModelFileError, UnsupportedError
 from isthmus.formats.spec import by_name
 from isthmus.placement.sizes import weight_bytes
 from isthmus.weights.source import open_weights
-from models import tiny
+from models import devices, tiny
 from models.steps import load, prompt_of, whole
 
 PROMPT = prompt_of(24, tiny.VOCAB, seed=6)
@@ -61,6 +61,15 @@ def test_scales_make_the_same_model(name: str, tmp_path: Path) -> None:
     case = tiny.CASES[name]
     plain = load(tiny.write_case(tmp_path / "plain.gguf", case, tiny.build(case)))
     model = load(write(tmp_path / "scaled.gguf", name))
+    assert torch.equal(whole(model, PROMPT), whole(plain, PROMPT))
+
+
+@pytest.mark.parametrize("name", ["llama3-tied", "qwen2moe", "deepseek-v3", "deepseek-v3-both"])
+def test_scales_make_the_same_model_on_a_device(name: str, tmp_path: Path) -> None:
+    """Which multiplies them into its own weights: the routed experts' too."""
+    case = tiny.CASES[name]
+    plain = devices.resident(tiny.write_case(tmp_path / "plain.gguf", case, tiny.build(case)))
+    model = devices.resident(write(tmp_path / "scaled.gguf", name))
     assert torch.equal(whole(model, PROMPT), whole(plain, PROMPT))
 
 

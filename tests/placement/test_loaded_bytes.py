@@ -1,18 +1,24 @@
 """The plan's weight bytes, read from a header, against what the loader really packs."""
 
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
+import torch
 from torch import Tensor
 
 from isthmus.config import RunOptions
+from isthmus.formats.spec import by_name
 from isthmus.models.base import load_model
 from isthmus.modules import loader as loader_module
 from isthmus.modules.loader import Loader
+from isthmus.modules.rope import Rope
 from isthmus.native import ops
-from isthmus.placement.sizes import weight_bytes
+from isthmus.placement.sizes import gpu_bytes, weight_bytes
 from isthmus.weights.source import RawTensor, open_weights
-from models import tiny
+from models import devices, tiny
+from models.test_quantised import two_files
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["free", "exact"])
@@ -41,3 +47,54 @@ def test_the_plan_counts_what_is_packed(
     load_model(source, RunOptions(exact_batching=exact))
     loaded = sum(weight.file_nbytes for weight in packed) + sum(values.nbytes for values in vectors)
     assert loaded == weight_bytes(source, exact_batching=exact)
+
+
+FILES = [
+    ("llama3-tied", "Q8_0"),
+    ("qwen2moe", "F16"),
+    ("qwen3moe", "BF16"),
+    ("deepseek-v2-lite", "F32"),
+    ("deepseek-v3", "Q8_0"),
+    ("deepseek-v3-both", "Q8_0"),
+]
+
+
+@pytest.mark.parametrize(("name", "format_name"), FILES)
+def test_the_plan_counts_what_is_on_a_device(tmp_path: Path, name: str, format_name: str) -> None:
+    case, kind = tiny.CASES[name], gguf.GGMLQuantizationType[format_name]
+    check_device(tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), tiny.matrices_as(kind)))
+
+
+@pytest.mark.parametrize("formats", [["q4_k", "q5_0"], ["q4_k", "q6_k", "q5_k"]], ids=["mixed", "packed"])
+def test_the_plan_counts_what_a_device_unpacks(tmp_path: Path, formats: list[str]) -> None:
+    check_device(two_files(tmp_path, "qwen3moe", [by_name(format_name) for format_name in formats])[0])
+
+
+def check_device(path: Path) -> None:
+    source = open_weights(path)
+    planned = sum(
+        gpu_bytes(tensor, source) for tensor in source.tensors.values() if "rope_freqs" not in tensor.name
+    )
+    assert sum(weights_of(devices.resident(path)).values()) == planned
+
+
+def weights_of(model: Any) -> dict[int, int]:
+    """Address -> bytes of every weight that the model's modules hold: rope's and experts' tables are none."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    left = [model]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor) and one.dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            storage = one.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        elif type(one).__module__.startswith("isthmus.") and not isinstance(one, Rope):
+            left += [value for name, value in vars(one).items() if name != "_tables"]
+    return found

@@ -86,22 +86,35 @@ def _key_share(metadata: Metadata) -> float:
 
 
 def gpu_bytes(tensor: RawTensor, source: WeightSource) -> int:
-    """The same on a GPU. The halves of kv_b are bf16 there whatever the file holds: absorbed into products
-    with a head's queries and outputs, their blocks would run along the wrong axis.
+    """The same on a GPU, where what the kernels do not unpack is bf16, and F16 too.
+
+    The halves of kv_b are bf16 whatever the file holds: absorbed into products with a head's queries and
+    outputs, their blocks would run along the wrong axis. Of a layer's routed experts all matrices are packed
+    or none.
     """
     layer, _, name = tensor.name.rpartition("attn_")
     if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
         return 4 * prod(tensor.shape)
     if name == "kv_b.weight" and f"{layer}attn_k_b.weight" in source.tensors:
         return 0
-    if name in ("k_b.weight", "v_b.weight", "kv_b.weight") or not stays_packed(tensor):
-        return _transposed(tensor)
-    return tensor.nbytes
+    if name in ("k_b.weight", "v_b.weight", "kv_b.weight"):
+        return 2 * prod(tensor.shape)
+    if tensor.format.name == "f32":
+        return tensor.nbytes
+    together = _routed_matrices(tensor, source) if "_exps." in tensor.name else [tensor]
+    return tensor.nbytes if all(map(stays_packed, together)) else 2 * prod(tensor.shape)
 
 
 def stays_packed(tensor: RawTensor) -> bool:
-    """Whether a GPU multiplies by the tensor's own bits."""
-    return tensor.format.name in GPU_FORMATS
+    """Whether a GPU multiplies by the tensor's own bits; its kernels know no scale beside them."""
+    return tensor.format.name in GPU_FORMATS and "scale" not in tensor.aux
+
+
+def _routed_matrices(tensor: RawTensor, source: WeightSource) -> list[RawTensor]:
+    """Gate, up and down of the layer's experts."""
+    layer = tensor.name[: tensor.name.index("ffn_")]
+    names = [f"{layer}ffn_{kind}_exps.weight" for kind in ("gate", "up", "down")]
+    return [source.tensors[name] for name in names if name in source.tensors]
 
 
 def gpu_read(tensor: RawTensor, source: WeightSource) -> float:
