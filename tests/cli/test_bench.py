@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import isthmus
+from isthmus.cli import measure
+from isthmus.config import RunOptions
+from isthmus.engine.engine import Engine
 from models import tiny
 
 KEYS = [
@@ -56,15 +59,13 @@ def test_without_json_it_reads_as_text(alphabet_model: Path) -> None:
     assert "of what this memory gives" in done.stdout
 
 
-def test_experts_on_a_device_are_in_the_result(tmp_path: Path) -> None:
-    """Two options of a split, from the command line down to the counters."""
+def test_experts_on_a_device_are_in_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = tiny.CASES["qwen3moe"]
     path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
-    split = ["--strategy", "hybrid", "--device", "cpu", "--expert-cache", "1MiB", "--stream-rows", "4"]
-    done = isthmus("bench", path, "-p", "64", "-n", "8", "--json", "--threads", "1", *split)
-    assert done.returncode == 0, done.stderr
-    use = json.loads(done.stdout)["experts"]
-    one = 3 * 64 * 32 * 4  # gate, up and down in fp32
-    assert use["bytes_uploaded"] == use["uploads"] * one > 0
-    assert use["bytes_streamed"] == use["streamed"] * one > 0
-    assert use["hits"] > 0
+    monkeypatch.setattr(measure, "measure_decode", lambda *_: {})
+    options = RunOptions(strategy="stream", device="cpu", threads=1)
+    use = measure.measure(Engine(path, options), 40, 1)["experts"]
+    prompts, one = 1 + measure.PREFILLS, 3 * 64 * 32 * 4  # an expert in fp32
+    assert use["streamed"] == prompts * 2 * 8  # all experts of both layers, for every prompt
+    assert use["bytes_streamed"] == use["streamed"] * one
+    assert (use["hits"], use["misses"]) == (prompts * 40 * 2 * 3, 0)

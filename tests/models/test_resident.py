@@ -23,10 +23,10 @@ DECODES = 2
 ON_DEVICE = {0: DeviceExperts((5, 2)), 1: DeviceExperts((7,)), 2: DeviceExperts()}
 
 
-@pytest.fixture(params=["mixtral", "qwen3moe", "qwen2moe", "deepseek-v3"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=["mixtral", "qwen3moe", "qwen2moe", "deepseek-v3"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = tiny.CASES[request.param]
-    return tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+    return tiny.write_case(tmp_path_factory.mktemp(request.param) / "tiny.gguf", case, tiny.build(case))
 
 
 def load(path: Path, split: ExpertSplit | None, *, exact: bool) -> Model:

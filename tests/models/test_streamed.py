@@ -25,10 +25,10 @@ THRESHOLD = 40  # rows of the long step: of some experts more, of some less
 ALWAYS = Streaming(min_rows=1, every_step=True)
 
 
-@pytest.fixture(params=FAMILIES)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = tiny.CASES[request.param]
-    return tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+    return tiny.write_case(tmp_path_factory.mktemp(request.param) / "tiny.gguf", case, tiny.build(case))
 
 
 def load(path: Path, split: ExpertSplit | None, *, exact: bool = False) -> Model:
