@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from harness import Server, serving
+from serve_process import Serve, serve
 
 
 @pytest.fixture(scope="module")
@@ -16,4 +17,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def gated(tmp_path: Path) -> Iterator[Server]:
     """A server whose engine makes a step only when the test grants one."""
     with serving(tmp_path, gated=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Serve]:
+    """`isthmus serve demo`: a real engine, a real model."""
+    with serve("demo", "--ctx", "1024") as running:
+        running.wait_ready()
         yield running
