@@ -33,7 +33,6 @@ FAMILIES = [
     ("llama3-tied", "Q8_0"),
     ("mixtral", "Q8_0"),
     ("qwen2moe", "F32"),
-    ("qwen2moe", "Q8_0"),
     ("qwen3moe", "F16"),
     ("deepseek-v2-lite", "Q8_0"),  # joined kv_b, queries projected directly
     ("deepseek-v2", "F32"),  # groups by their best
