@@ -6,6 +6,7 @@ the bytes of files that went out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -23,6 +24,8 @@ class Recorded:
     repositories: dict[str, dict[str, bytes]]
     closed: dict[str, tuple[int, str]] = field(default_factory=dict)
     sent_bytes: int = 0
+    breaks_at: int | None = None  # byte of a file at which the connection ends
+    says: dict[str, str] = field(default_factory=dict)  # path -> an ETag that is not its SHA-256
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -62,10 +65,20 @@ def hub_server(recorded: Recorded) -> Iterator[Recorded]:
                 self._refuse(*recorded.closed[repo])
                 return
             data = recorded.repositories[repo][path]
-            match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            part = data[int(match[1]) : int(match[2]) + 1] if match else data
-            recorded.sent_bytes += len(part)
-            self._answer(206 if match else 200, part, {"Content-Type": "application/octet-stream"})
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            end = int(match[2]) + 1 if match and match[2] else len(data)
+            part = data[int(match[1]) : end] if match else data
+            recorded.sent_bytes += 0 if self.command == "HEAD" else len(part)
+            headers = {"Content-Type": "application/octet-stream", "X-Repo-Commit": "0" * 40}
+            headers["ETag"] = f'"{recorded.says.get(path) or hashlib.sha256(data).hexdigest()}"'
+            if match:
+                headers["Content-Range"] = f"bytes {match[1]}-{end - 1}/{len(data)}"
+            left = (
+                None
+                if recorded.breaks_at is None
+                else max(0, recorded.breaks_at - int(match[1] if match else 0))
+            )
+            self._answer(206 if match else 200, part, headers, left)
 
         def _json(self, value: Any) -> None:
             self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -73,14 +86,15 @@ def hub_server(recorded: Recorded) -> Iterator[Recorded]:
         def _refuse(self, status: int, code: str) -> None:
             self._answer(status, b"{}", {"X-Error-Code": code, "Content-Type": "application/json"})
 
-        def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        def _answer(self, status: int, body: bytes, headers: dict[str, str], only: int | None = None) -> None:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                self.wfile.write(body[:only])
+                self.close_connection = only is not None
 
         def log_message(self, *_: object) -> None: ...
 

@@ -1,7 +1,7 @@
 """From what a user calls a model to the file to open: the one resolver, used by every command.
 
-A name is `demo`, the path of a .gguf file (any shard of a split model), a folder that holds one model, or
-`dummy:SHAPE`, which has no file.
+A name is `demo`, the path of a .gguf file (any shard of a split model), a folder that holds one model,
+`owner/repo[:QUANT]` for a downloaded model, or `dummy:SHAPE`, which has no file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isthmus.errors import ModelFileError, UsageError
 from isthmus.weights.gguf_shards import shard_name
 from isthmus.weights.source import DUMMY, WeightSource, is_dummy, open_weights
+
+if TYPE_CHECKING:
+    from isthmus.weights.downloads import LocalModel
+    from isthmus.weights.hub import RepoName
 
 DEMO = "demo"
 _LISTED = 6  # files that an error lists
@@ -47,7 +52,35 @@ def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = No
         return _only_model(path)
     if exists:
         return path
+    if (repo := repo_name(name)) is not None:
+        local = downloaded(repo)
+        if local is not None:
+            return local.path
+        raise UsageError(_not_downloaded(repo, path))
     raise UsageError(_not_found(name, path))
+
+
+def repo_name(name: str) -> RepoName | None:
+    """The repository that is meant; None for what is there as a file or folder, or cannot be one."""
+    if "/" not in name or name.startswith((".", "/", "~")):
+        return None
+    from isthmus.weights.hub import RepoName
+
+    repo = RepoName.parse(name)
+    return None if repo is None or Path(name).exists() else repo
+
+
+def downloaded(repo: RepoName) -> LocalModel | None:
+    """UsageError if several models here may be meant."""
+    from isthmus.weights.downloads import Downloads
+
+    return Downloads().find(repo)
+
+
+def missing_model(name: str) -> RepoName | None:
+    """The repository's model that is meant and is not here yet."""
+    repo = repo_name(name)
+    return repo if repo is not None and downloaded(repo) is None else None
 
 
 def open_headers(name: str, quant: str | None = None) -> WeightSource:
@@ -64,14 +97,16 @@ def open_headers(name: str, quant: str | None = None) -> WeightSource:
 
     if name in SHAPES:
         return open_weights(f"{DUMMY}{name}?quant={check_quant(quant or usual_quant(name))}")
-    repo = RepoName.parse(name)
-    if repo is not None and not Path(name).expanduser().exists():
+    repo = repo_name(name)
+    if repo is not None:
         if quant and repo.quant:
             raise UsageError(
                 f"{name!r} names a quantisation and --quant {quant} another; leave one of them out"
             )
-        hub = Hub()
         asked = RepoName(repo.repo, repo.quant or quant or "")
+        if asked.quant and (local := downloaded(asked)) is not None:
+            return open_weights(local.path)
+        hub = Hub()
         return remote_source(hub, repo.repo, choose_model(hub.models(repo.repo), asked))
     near = difflib.get_close_matches(name, SHAPES, n=3, cutoff=0.6)
     if near and not Path(name).exists():
@@ -97,6 +132,15 @@ def _only_model(folder: Path) -> Path:
     if any(folder.glob("*.safetensors")):
         text += ", only safetensors; take the model in GGUF format"
     raise ModelFileError(text)
+
+
+def _not_downloaded(repo: RepoName, path: Path) -> str:
+    text = f"{repo} is not downloaded: isthmus pull {repo} does that"
+    if path.parent.is_dir():  # a path that is not there looks the same
+        here = [str(path.parent / p.name) for p in path.parent.iterdir() if p.suffix == ".gguf" or p.is_dir()]
+        near = difflib.get_close_matches(str(path), here, n=3, cutoff=0.6)
+        text += f"; if a file is meant: {_list(near)}" if near else ""
+    return text
 
 
 def _not_found(name: str, path: Path) -> str:

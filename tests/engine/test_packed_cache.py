@@ -16,10 +16,11 @@ import torch
 from isthmus.config import RunOptions
 from isthmus.engine import packed_cache
 from isthmus.engine.engine import Engine
-from isthmus.engine.packed_cache import cache_path, make_cache, open_cache, verify_cache
+from isthmus.engine.packed_cache import make_cache, open_cache, verify_cache
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import ModelFileError
 from isthmus.models.base import load_model
+from isthmus.weights.packed_path import cache_path
 from isthmus.weights.source import open_weights
 from models import tiny
 from models.steps import Session
@@ -251,7 +252,7 @@ import os, sys
 from pathlib import Path
 from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
-from isthmus.engine.packed_cache import cache_path
+from isthmus.weights.packed_path import cache_path
 sys.path.insert(0, sys.argv[2])
 from engine.test_packed_cache import answer
 model = Path(sys.argv[1])

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from gguf_builder import ARCHITECTURE, F32, build, i32, tensor, text, u16, u32
-from hub_server import Recorded, hub_server
 
+from hub_server import Recorded, hub_server
 from isthmus.errors import HubError, MalformedFileError, UsageError
 from isthmus.weights.headers import remote_source
 from isthmus.weights.hub import Hub, RepoFile, RepoName, choose_model, group_models

@@ -52,7 +52,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def bar(name: str) -> Iterator[Progress]:
+def bar(name: str, doing: str = "loading") -> Iterator[Progress]:
     """Bytes, rate and time left; nothing at all when stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -69,7 +69,7 @@ def bar(name: str) -> Iterator[Progress]:
         Progress as RichProgress,
     )
 
-    columns: list[Any] = [TextColumn("loading {task.description}"), BarColumn(), DownloadColumn()]
+    columns: list[Any] = [TextColumn(f"{doing} {{task.description}}"), BarColumn(), DownloadColumn()]
     columns += [TransferSpeedColumn(), TimeRemainingColumn()]
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(name, total=None)

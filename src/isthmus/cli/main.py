@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from isthmus import __version__
-from isthmus.cli import bench, chat, doctor, inspect, pack, plan, profile, run, serve
+from isthmus.cli import bench, chat, doctor, inspect, local, pack, plan, profile, pull, run, serve
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -31,6 +31,9 @@ app.command()(profile.profile)
 app.command()(plan.plan)
 app.command()(inspect.inspect)
 app.command()(doctor.doctor)
+app.command()(pull.pull)
+app.command("list")(local.list_models)
+app.command("rm")(local.remove)
 
 
 def _print_version(value: bool) -> None:

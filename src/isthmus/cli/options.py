@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A .gguf file (any shard of a split one), demo, or dummy:SHAPE."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file (any shard of a split one), owner/repo:QUANT, demo, or dummy:SHAPE.",
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the engine's log.")]
 

@@ -35,7 +35,8 @@ def pack(
     with bar(Path(model).name) as progress:
         path = resolve_model(model, progress=progress)
         from isthmus import native
-        from isthmus.engine.packed_cache import cache_path, make_cache, verify_cache
+        from isthmus.engine.packed_cache import make_cache, verify_cache
+        from isthmus.weights.packed_path import cache_path
         from isthmus.weights.source import open_weights
 
         if checked.threads is not None:

@@ -155,11 +155,13 @@ def _question(prompt: str | None) -> str | None:
 
 def _load(model: str, run_options: dict[str, Any]) -> LLM:
     from isthmus.cli.load import bar, describe, say
+    from isthmus.cli.pull import offer
     from isthmus.config import RunOptions
     from isthmus.resolve import resolve_model
 
     # Mistakes in the options or the model's name are said before torch is imported.
     RunOptions.from_kwargs(**run_options).with_environment()
+    offer(model)
     with bar(Path(model).name) as progress:
         path = resolve_model(model, progress=progress)
         from isthmus.engine.llm import LLM

@@ -58,6 +58,7 @@ def serve(
     from contextlib import ExitStack, closing
 
     from isthmus.cli.load import bar, say
+    from isthmus.cli.pull import offer
     from isthmus.config import RunOptions
     from isthmus.engine.process import EngineProcess
     from isthmus.resolve import resolve_model
@@ -73,6 +74,7 @@ def serve(
         tls_key=tls_key, tool_parser=tool_parser, reasoning_parser=reasoning_parser,
     )  # fmt: skip
     checked = RunOptions.from_kwargs(**run_options)
+    offer(model)
     with closing(listen(server_options)) as listener, ExitStack() as while_loading:
         progress = while_loading.enter_context(bar(model))
         path = resolve_model(model, progress=progress)

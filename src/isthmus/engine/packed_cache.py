@@ -7,34 +7,26 @@ says whether a first one is made (True), or none is looked at (False).
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from isthmus.config import RunOptions, cache_dir
+from isthmus.config import RunOptions
 from isthmus.errors import ModelFileError, UsageError
 from isthmus.models.base import load_model
 from isthmus.modules.cache import CacheWriter, PackedCache, forget_stamp, stamp_verified
 from isthmus.weights.atomic import atomic_file, locked
+from isthmus.weights.packed_path import cache_path
 from isthmus.weights.source import WeightSource, is_dummy
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-SUFFIX = ".packed"
 # In the cache but not in the file: the index, padding to pages, rows filled up to 16, the router as fp32 and
 # MLA's transposed copy in BF16 (design 4.7), of which the last can take 4 times the tensor's bytes.
 _SLACK_BYTES = 64 << 20
-
-
-def cache_path(model: Path) -> Path:
-    """Where the cache of a model is, by its first file."""
-    real = model.resolve()
-    key = hashlib.blake2b(str(real).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-    return cache_dir() / "packed" / f"{real.name.removesuffix('.gguf')}-{key}{SUFFIX}"
 
 
 def open_cache(

@@ -64,6 +64,13 @@ class RepoModel:
     quant: str  # as in the file's name; the name itself where it tells none
     files: tuple[RepoFile, ...]
 
+    @classmethod
+    def of(cls, files: tuple[RepoFile, ...]) -> RepoModel:
+        """Files of one model, in order."""
+        first = Path(files[0].path)
+        stem = (shard_name(first) or (first.stem, 1, 1))[0]
+        return cls(_quant_of(f"{first.parent}/{stem}"), files)
+
     @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self.files)
@@ -73,9 +80,9 @@ class Hub:
     """endpoint None: huggingface-hub's own, https://huggingface.co unless HF_ENDPOINT says otherwise."""
 
     def __init__(self, endpoint: str | None = None) -> None:
-        from huggingface_hub import HfFileSystem  # a tenth of a second that no other command pays
+        from huggingface_hub import HfFileSystem, constants  # a tenth of a second that no other command pays
 
-        self._files = HfFileSystem(endpoint=endpoint)
+        self._files = HfFileSystem(endpoint=endpoint or constants.ENDPOINT)
 
     @property
     def endpoint(self) -> str:
@@ -83,8 +90,8 @@ class Hub:
 
     def models(self, repo: str) -> list[RepoModel]:
         """Every model of the repository, by name. HubError: it is not there, closed, or holds none."""
-        with self._explained(repo):
-            entries: Any = self._files.find(repo, detail=True)
+        with self.explained(repo):
+            entries: Any = self._files.find(repo, detail=True, refresh=True)
         files = [
             RepoFile(name.removeprefix(f"{repo}/"), int(entry["size"] or 0))
             for name, entry in entries.items()
@@ -99,11 +106,11 @@ class Hub:
     @contextmanager
     def open(self, repo: str, file: RepoFile, *, block_bytes: int) -> Iterator[ReadAt]:
         """Ranges of one file; what is read comes in requests of at least `block_bytes`."""
-        with self._explained(repo):
+        with self.explained(repo):
             opened = self._files.open(f"{repo}/{file.path}", "rb", block_size=block_bytes)
 
         def read_at(count: int, offset: int) -> bytes:
-            with self._explained(repo):
+            with self.explained(repo):
                 opened.seek(offset)
                 return bytes(opened.read(count))
 
@@ -112,8 +119,29 @@ class Hub:
         finally:
             opened.close()
 
+    def metadata(self, repo: str, file: RepoFile) -> Any:
+        """huggingface-hub's HfFileMetadata of one file: etag, size, location."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        with self.explained(repo):
+            url = hf_hub_url(repo, file.path, endpoint=self.endpoint)
+            return get_hf_file_metadata(url, endpoint=self.endpoint)
+
+    def download(self, metadata: Any, out: Any, *, have: int) -> None:
+        """The bytes from `have` on, appended to `out`: a file, or what writes to one. Errors as they come."""
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            disable_progress_bars,
+        )
+
+        disable_progress_bars()  # `out` tells what comes
+        ours = metadata.location.startswith(self.endpoint)  # the token is nobody else's business
+        headers = build_hf_headers() if ours else build_hf_headers(token=False)
+        http_get(metadata.location, out, resume_size=have, headers=headers, expected_size=metadata.size)
+
     @contextmanager
-    def _explained(self, repo: str) -> Iterator[None]:
+    def explained(self, repo: str) -> Iterator[None]:
         """What huggingface-hub and the network raise, as a HubError that says what to do."""
         try:
             yield
@@ -165,19 +193,24 @@ class Hub:
 
 def group_models(repo: str, files: list[RepoFile]) -> list[RepoModel]:
     """Files that belong together, the smallest model first. HubError for a set with shards missing."""
+    models = []
+    for shards, complete in group_sets(files):
+        if not complete:
+            stem, _, count = shard_name(Path(shards[0].path)) or (shards[0].path, 1, 1)
+            raise HubError(f"{repo}: of {stem} only {len(shards)} of {count} files are there")
+        models.append(RepoModel.of(shards))
+    return sorted(models, key=lambda model: model.nbytes)
+
+
+def group_sets(files: list[RepoFile]) -> Iterator[tuple[tuple[RepoFile, ...], bool]]:
+    """(the files of one model in order, whether none is missing)."""
     sets: dict[tuple[str, int], dict[int, RepoFile]] = {}
     for file in files:
         stem, number, count = shard_name(Path(file.path)) or (PurePosixPath(file.path).stem, 1, 1)
         folder = str(PurePosixPath(file.path).parent)
         sets.setdefault((f"{folder}/{stem}", count), {})[number] = file
-    models = []
-    for (stem, count), shards in sorted(sets.items()):
-        if set(shards) != set(range(1, count + 1)):
-            raise HubError(
-                f"{repo}: of {stem.removeprefix('./')} only {len(shards)} of {count} files are there"
-            )
-        models.append(RepoModel(_quant_of(stem), tuple(shards[i] for i in range(1, count + 1))))
-    return sorted(models, key=lambda model: model.nbytes)
+    for (_, count), shards in sorted(sets.items()):
+        yield tuple(shards[i] for i in sorted(shards)), set(shards) == set(range(1, count + 1))
 
 
 def choose_model(models: list[RepoModel], name: RepoName) -> RepoModel:
