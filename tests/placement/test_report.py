@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,15 @@ from isthmus.placement.cost import RAM
 from isthmus.placement.describe import ROUTED, SHARED, component_of
 from isthmus.placement.described import described_machine
 from isthmus.placement.plan import Plan
-from isthmus.placement.report import Report, largest_that_fits, make_report
-from isthmus.placement.show_report import count, duration, report_lines
+from isthmus.placement.profile import Profile
+from isthmus.placement.report import (
+    Report,
+    decode_tok_s,
+    every_strategy,
+    largest_that_fits,
+    make_report,
+)
+from isthmus.placement.show_report import count, digits, duration, report_lines
 from isthmus.resolve import open_headers
 from isthmus.weights.headers import quantised_bytes, requantised
 from isthmus.weights.shapes import SHAPES
@@ -136,3 +145,40 @@ def test_counts(number: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(2.64, "2.6 s"), (67.4, "67 s"), (809, "13 min")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_profile_puts_hot_experts_on_the_card_under_hybrid_alone(tmp_path: Path) -> None:
+    counts = {layer: (97, *[1] * 127) for layer in range(48)}  # of each layer's 128 experts, one is used most
+    file = tmp_path / "profile.json"
+    file.write_text(Profile("m", 1, counts).to_json())
+    source = open_headers("qwen3-30b-a3b")
+    machine = replace(SERVER, gpus=(replace(SERVER.gpus[0], free_bytes=10 << 30),))
+    plain = make_report("m", machine, source, RunOptions()).plans
+    hot = make_report("m", machine, source, RunOptions(profile=str(file))).plans
+    for strategy, faster in (("cpu", False), ("hybrid", True)):
+        before, after = plain[strategy], hot[strategy]
+        assert isinstance(before, Plan)
+        assert isinstance(after, Plan)
+        assert (decode_tok_s(after) > 1.1 * decode_tok_s(before)) == faster
+
+
+def test_the_worked_example_of_the_docs_is_what_is_computed() -> None:
+    """docs/planning.md: the command's speeds, as in its table."""
+    machine = described_machine(gpu="rtx4090d", ram="1TB", ram_bandwidth="260GB/s", cores=32, isa="amx")
+    source = open_headers("deepseek-v3")
+    rows = {}
+    for title, chunk, phase in (
+        ("| **decode, tok/s** |", 512, "decode"),
+        ("| prefill in steps of 512, tok/s |", 512, "prefill"),
+        ("| in steps of 2048 |", 2048, "prefill"),
+    ):
+        plans = every_strategy(machine, source, RunOptions(chunk_tokens=chunk))
+        found = [getattr(made.estimate, phase) for made in plans.values() if isinstance(made, Plan)]
+        rows[title] = [[digits(value) for value in (f.tok_s, f.low, f.high)] for f in found]
+    text = (Path(__file__).parent.parent.parent / "docs" / "planning.md").read_text()
+    for title, cells in rows.items():
+        line = next(line for line in text.splitlines() if line.startswith(title))
+        shown = [re.findall(r"\d[\d.]*", cell) for cell in line.removeprefix(title).split("|")[:3]]
+        for cell, expected in zip(shown, cells, strict=True):
+            tolerance = 0.051 if "decode" in title else 0.51  # of the last digit that is shown
+            assert [float(n) for n in cell] == pytest.approx([float(n) for n in expected], abs=tolerance)

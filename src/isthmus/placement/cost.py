@@ -50,14 +50,14 @@ class Shares:
     threaded_handoff_s: float
 
 
-# ram: decoding reaches 74 to 90 % (docs/performance.md); on many cores nothing is measured yet, others report
-# as little as 25 to 60. cpu_products: whole prefills reach 0.4 to 0.65 of what the driver alone does beside a
-# neighbour; a core without one is up to twice as fast. gpu_memory, gpu_products: taken over from reports of
-# other engines (whole passes lose more in small operations than in products), not measured here. link: of
-# `link_gb_s`, which is what pinned copies reach. handoff_s: others' measurements of stream memory operations;
-# threaded: benches/handoff.py.
-EXPECTED = Shares(0.8, 0.55, 0.55, 0.4, 1.0, 18e-6, 20e-6)
-BAD = Shares(0.6, 0.4, 0.4, 0.25, 0.85, 40e-6, 60e-6)
+# ram: decoding reaches 74 to 95 % (docs/performance.md, docs/planning.md); on many cores nothing is measured
+# yet, others report as little as 25 to 60. cpu_products: whole prefills reach 0.64 to 1.0 of what the driver
+# alone does beside a neighbour (benches/plan_check.py), less on a busy machine. gpu_memory, gpu_products:
+# from reports of other engines (whole passes lose more in small operations than in products), not measured
+# here. link: of `link_gb_s`, which is what pinned copies reach. handoff_s: others' measurements of stream
+# memory operations; threaded: benches/handoff.py.
+EXPECTED = Shares(0.8, 0.7, 0.55, 0.4, 1.0, 18e-6, 20e-6)
+BAD = Shares(0.6, 0.45, 0.4, 0.25, 0.85, 40e-6, 60e-6)
 GOOD = Shares(0.92, 1.0, 0.75, 0.6, 1.1, 8e-6, 9e-6)
 
 
@@ -76,12 +76,12 @@ class Core:
 
 
 # amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. The others
-# from whole prefills of 512 rows over `cpu_products`: 294 and 114 tok/s on two cores.
+# from whole prefills of 512 rows beside AMX's 385 tok/s (docs/performance.md): 294 and 114.
 CORES = {
     "amx": Core(75, 2.75, 200, 25),
     "avx512": Core(60, 4.6, 75, 25),
-    "avx2vnni": Core(60, 9.0, 60, 18),
-    "avx2": Core(60, 12.5, 60, 18),
+    "avx2vnni": Core(60, 10.0, 60, 18),
+    "avx2": Core(60, 15.0, 60, 18),
     "scalar": Core(600, 600, 2, 0.5),
 }
 # Formats whose codes are looked up, or whose bits are in many planes: GB/s a core with AVX-512, from

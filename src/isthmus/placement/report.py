@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from isthmus.config import RunOptions
@@ -13,6 +14,7 @@ from isthmus.placement.gpus import named_gpu
 from isthmus.placement.machine import Machine
 from isthmus.placement.parts import ModelParts, model_parts
 from isthmus.placement.plan import Plan, plan
+from isthmus.placement.profile import Profile
 from isthmus.placement.strategies import STRATEGIES
 from isthmus.weights.headers import quantised_bytes, requantised
 from isthmus.weights.quants import LADDER
@@ -110,13 +112,15 @@ def every_strategy(
 ) -> dict[str, Plan | str]:
     """Strategy -> its plan, or why there is none. `options.strategy` and `device` are not heeded."""
     parts = parts or model_parts(source, options)
+    profile = _profile(options)
     found: dict[str, Plan | str] = {}
     for name in STRATEGIES:
         if name != "cpu" and not machine.gpus:
             found[name] = f"needs a GPU; {machine.gpu_reason or 'the machine has none'}"
             continue
         try:
-            found[name] = plan(machine, source, _with_strategy(options, name), parts=parts)
+            chosen = _with_strategy(options, name)
+            found[name] = plan(machine, source, chosen, profile=profile, parts=parts)
         except (NotEnoughMemoryError, DeviceError) as error:
             found[name] = str(error)
     return found
@@ -161,7 +165,7 @@ def what_would_help(
     machine: Machine, source: WeightSource, options: RunOptions, made: Plan, parts: ModelParts
 ) -> list[Change]:
     """Changes of machine, quantisation and options by what they gain over `made`, the most first."""
-    again = _with_strategy(options, made.strategy)
+    again, profile = _with_strategy(options, made.strategy), _profile(options)
     found = []
 
     def tried(what: str, attempt: Callable[[], Plan | None]) -> None:
@@ -174,7 +178,7 @@ def what_would_help(
             found.append(Change(what, decode, prefill))
 
     def on(other: Machine, chosen: RunOptions = again) -> Plan:
-        return plan(other, source, chosen, parts=parts)
+        return plan(other, source, chosen, profile=profile, parts=parts)
 
     tried(
         "twice the RAM bandwidth (more channels filled, faster memory)",
@@ -184,7 +188,7 @@ def what_would_help(
     if options.chunk_tokens < _LARGE_CHUNK:
         tried(
             f"--chunk {_LARGE_CHUNK}",
-            lambda: plan(machine, source, replace(again, chunk_tokens=_LARGE_CHUNK)),
+            lambda: on(machine, replace(again, chunk_tokens=_LARGE_CHUNK)),
         )
     if machine.gpus:
         faster = tuple(replace(gpu, pcie_gb_s=2 * gpu.link_gb_s) for gpu in machine.gpus)
@@ -213,9 +217,15 @@ def _next_smaller(source: WeightSource) -> str | None:
     return next((quant for quant, nbytes in sizes.items() if nbytes < 0.9 * own), None)
 
 
+def _profile(options: RunOptions) -> Profile | None:
+    return Profile.read(Path(options.profile)) if options.profile is not None else None
+
+
 def _with_strategy(options: RunOptions, name: str) -> RunOptions:
+    """Without what the strategy would refuse, since it does not heed it."""
+    profile = options.profile if name == "hybrid" else None
     gpu_memory = None if name == "cpu" else options.gpu_memory
-    return replace(options, strategy=name, device=None, gpu_memory=gpu_memory)  # type: ignore[arg-type]
+    return replace(options, strategy=name, device=None, gpu_memory=gpu_memory, profile=profile)  # type: ignore[arg-type]
 
 
 def _ratio(changed: Plan, made: Plan, speed: Callable[[Plan], float]) -> float:
