@@ -15,7 +15,7 @@ from isthmus.config import MAX_CAPTURED_ROWS, RunOptions
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.errors import HandoffError
 from isthmus.models.base import Model, load_model
-from isthmus.modules.split import ExpertSplit
+from isthmus.modules.split import DeviceExperts, ExpertSplit
 from isthmus.native.handoff import Event, Threaded, abandoned_if_failing
 from isthmus.native.ops import Experts
 from isthmus.weights.source import open_weights
@@ -90,6 +90,17 @@ def test_the_halves_give_the_bits_of_the_whole(path: Path, split: ExpertSplit) -
     assert len(got) == len(wanted)
     for mine, theirs in zip(got, wanted, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_the_halves_share_experts_with_the_device_to_the_bit(path: Path) -> None:
+    """Experts 1 and 5 are the device's; each choice crosses as a row of its own then."""
+    here = dict.fromkeys(LAYERS[path.stem], DeviceExperts(resident=(1, 5)))
+    split = ExpertSplit("threaded", max_rows=512, exact=True, on_device=here)
+    wanted, got = run(load(path, None)), run(load(path, split))
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    assert split.use().hits > 0
+    split.close()
 
 
 def test_each_half_hands_over_on_its_own(path: Path, split: ExpertSplit) -> None:

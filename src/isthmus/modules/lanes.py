@@ -1,4 +1,4 @@
-"""Layers over a step's rows: whole, or as two halves that take turns (design 5.5).
+"""Layers over a step's rows: whole, or as two halves that take turns (design 5.8).
 
 Layer by layer the first half goes before the second, so what is cached of it is there for the second to read.
 A half's turn begins with the wait for its last layer's experts and ends with the submission of this one's:
