@@ -112,8 +112,9 @@ class Streamer:
             self._from_stage(x, chosen.flat, stage, parts, k)
             stage = following
         after = ring.after(self._layer)
-        if after is not None and len(chosen.streamed) >= ring.size:
-            ring.fill_ahead(after, self._split.streamed[after].guess())
+        guess = self._split.streamed[after].guess() if after is not None else []
+        if after is not None and guess and len(chosen.streamed) >= ring.size:
+            ring.fill_ahead(after, guess)
         self._from_stage(x, chosen.flat, stage, parts, k)
         self._last = chosen.streamed
 
