@@ -147,3 +147,22 @@ def test_tiles_that_a_gpu_does_not_read_do_not_stream(
     plain = tiny.write_case(tmp_path / "f32.gguf", case, tiny.build(case))
     with pytest.raises(DeviceError, match=r"a GPU reads those of q8_0, .*; layer 0's experts are f32"):
         start(plain, monkeypatch, strategy="stream")
+
+
+def test_two_gpus_have_their_own_experts_caches_and_rings(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A layer on each: the bits of one, and sums of what both counted."""
+    options = {"profile": profile(tmp_path, EVERY)}
+    one, alone = logits(path, monkeypatch, **options)
+    two, engine = logits(path, monkeypatch, gpus=2, **options)
+    assert [table.device for table in engine.plan.experts.values()] == ["cuda:0", "cuda:1"]
+    assert all(torch.equal(a, b) for a, b in zip(two, one, strict=True))
+    assert engine.expert_use == alone.expert_use
+    both, cached = logits(path, monkeypatch, gpus=2, expert_cache=EXPERTS * EXPERT_BYTES, stream_rows=1)
+    assert [list(split.resident) for split in cached._splits] == [[0], [1]]
+    assert distance(both, one) < 1e-3  # everything streams in the long step
+    assert cached.expert_use.streamed == LAYERS * EXPERTS
+    assert cached.expert_use.uploads > 0
+    for made in (alone, engine, cached):
+        made.close()
