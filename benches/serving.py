@@ -140,6 +140,6 @@ def client(num_clients: int) -> httpx.AsyncClient:
 
 def p50_p99_ms(seconds: list[float]) -> tuple[float, float]:
     if len(seconds) < 2:
-        return (seconds[0] * 1e3,) * 2 if seconds else (0.0, 0.0)
+        return (round(seconds[0] * 1e3, 1),) * 2 if seconds else (0.0, 0.0)
     cuts = quantiles(seconds, n=100, method="inclusive")
     return round(cuts[49] * 1e3, 1), round(cuts[98] * 1e3, 1)
