@@ -157,7 +157,7 @@ class Downloads:
                 raise HubError(f"{repo} at {hub.endpoint}: {file.path} has no usable ETag ({found.etag!r})")
             blob = blobs / found.etag
             blobs.mkdir(parents=True, exist_ok=True)
-            with locked(self.root / f".{blob.name}.lock"):
+            with locked(self._lock(repo, blob.name)):
                 if blob.exists():
                     progress(file.nbytes)
                 else:
@@ -165,7 +165,6 @@ class Downloads:
                     with partial.open("a+b") as out:
                         _fetch(hub, found, _Summed(out, progress), repo, file)
                     partial.replace(blob)
-            (self.root / f".{blob.name}.lock").unlink(missing_ok=True)
             # It finds the bytes there, and makes the names that lead to them.
             return Path(hf_hub_download(repo, file.path, endpoint=hub.endpoint, cache_dir=self.root))
 
@@ -177,6 +176,12 @@ class Downloads:
 
     def _folder(self, repo: str) -> Path:
         return self.root / f"models--{repo.replace('/', '--')}"
+
+    def _lock(self, repo: str, etag: str) -> Path:
+        """Beside huggingface-hub's own, which it takes when it makes the names."""
+        folder = self.root / ".locks" / self._folder(repo).name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{etag}{PARTIAL}.lock"
 
     def _blobs(self, repo: str) -> Path:
         return self._folder(repo) / "blobs"
