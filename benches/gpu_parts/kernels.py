@@ -13,6 +13,8 @@ from isthmus.formats.spec import by_name
 from isthmus.gpu import (
     activation,
     decode,
+    dequantise,
+    embedding,
     experts,
     linear,
     mla,
@@ -78,9 +80,12 @@ def check_weights(make: Maker, quick: bool) -> Iterator[Line]:
     for name in GPU_FORMATS[:2] if quick else GPU_FORMATS:
         weight = make.weight(name, n, k)
         dense = reference.dequantise(weight)[0]
-        yield against(f"{name} to bf16", 0, linear.dequantise(weight), dense.bfloat16())
+        yield against(f"{name} to bf16", 0, dequantise.dequantise(weight), dense.bfloat16())
+        tokens = make.i32([n - 1, 0, 17])
+        found = embedding.embed(tokens, weight, torch.empty(3, k, device=make.device))
+        yield against(f"{name}, rows", 0, found, dense[tokens.long()])
         for count, tolerance in (
-            ((3, 1e-5), (9, 3e-3)) if quick else ((1, 1e-5), (8, 1e-5), (16, 3e-3), (300, 3e-3))
+            ((3, 1e-5), (9, 3e-3)) if quick else ((1, 1e-5), (8, 1e-5), (16, 3e-3), (300, 3e-3), (600, 3e-3))
         ):
             x = make.bf16(count, k)
             got = linear.linear(x, weight, torch.empty(count, n, device=make.device))

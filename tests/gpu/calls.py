@@ -15,7 +15,19 @@ import aot
 import torch
 from torch import Tensor
 
-from isthmus.gpu import activation, decode, embedding, experts, linear, mla, prefill, rope, router, rows
+from isthmus.gpu import (
+    activation,
+    decode,
+    dequantise,
+    embedding,
+    experts,
+    linear,
+    mla,
+    prefill,
+    rope,
+    router,
+    rows,
+)
 from isthmus.gpu.tiles import PackedMatrix
 
 
@@ -101,7 +113,7 @@ def routers() -> object:
 CALLS: dict[str, Callable[[], object]] = {
     "linear, 1 row": products("q8_0", 1),
     "linear, 64 rows": products("q8_0", 64),
-    "dequantise": lambda: linear.dequantise(packed("q8_0", 1, 1536, 7168)),
+    "dequantise": lambda: dequantise.dequantise(packed("q8_0", 1, 1536, 7168)),
     "embed": lambda: embedding.embed(i32(4), packed("q8_0", 1, 129280, 7168), bf16(4, 7168)),
     "experts, 512 tokens": routed(512),
     "MLA decode": lambda: decode.mla_decode(
@@ -118,7 +130,7 @@ VARIANTS: dict[str, Callable[[], object]] = {
     "linear, q4_k, 1 row": products("q4_k", 1),
     "linear, q5_k, 9 rows": products("q5_k", 9),
     "linear, q6_k, 64 rows": products("q6_k", 64),
-    "dequantise, q6_k": lambda: linear.dequantise(packed("q6_k", 1, 1536, 7168)),
+    "dequantise, q6_k": lambda: dequantise.dequantise(packed("q6_k", 1, 1536, 7168)),
     "embed, q6_k": lambda: embedding.embed(i32(4), packed("q6_k", 1, 129280, 7168), f32(4, 7168)),
     "experts, 1 token": routed(1),
     "GQA decode": gqa_decode,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu.kit import Weight, bf16, randn, random_weight, relative_error
-from isthmus.gpu import experts, grouping, reference
+from isthmus.gpu import experts, grouping, linear, reference
 
 FEW = 2.5e-3  # the hidden is rounded to bf16: 2^-9 / sqrt(3) = 1.1e-3 in the mean
 MANY = 6e-3  # and so are the weights of three products: sqrt(4) times that, and the gate's slope
@@ -88,6 +88,20 @@ def test_a_dense_ffn_takes_every_row(tokens: int, activation: str, limit: float)
     got = experts.ffn(x, *packed, torch.empty(tokens, 32), **how)
     expected = reference.ffn(x, *packed, torch.empty(tokens, 32), **how)
     assert relative_error(got, expected) < (FEW if tokens < 9 else MANY)
+
+
+def test_a_dense_ffn_of_very_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By weights that are dequantised first: what bf16 rounds is the same."""
+    for module in (experts, linear):
+        monkeypatch.setattr(module, "DEQUANTISE_ROWS", 12)
+    packed = [
+        random_weight("q8_0", *shape, seed=i).packed for i, shape in enumerate([(64, 32), (64, 32), (32, 64)])
+    ]
+    monkeypatch.setattr(experts, "_start_gate_up", None)
+    x, residual = bf16(12, 32, seed=4), randn(12, 32, seed=5)
+    got = experts.ffn(x, *packed, torch.empty(12, 32), residual=residual)
+    expected = reference.ffn(x, *packed, torch.empty(12, 32), residual=residual)
+    assert relative_error(got - residual, expected - residual) < 8e-3
 
 
 @pytest.mark.parametrize(("pairs", "num_slots", "block"), [(1, 1, 16), (40, 3, 4), (40, 50, 16), (5, 2, 16)])

@@ -39,9 +39,9 @@ def test_every_check_runs_and_a_wrong_kernel_fails_it(
     words = ("--quick", "--device", "cpu", "--only", "kernels")
     code, lines = run(script, monkeypatch, tmp_path / "facts.json", *words)
     assert code == 1
-    assert "16 of 17 checks passed; wrong: silu * up" in capsys.readouterr().out
+    assert "18 of 19 checks passed; wrong: silu * up" in capsys.readouterr().out
     assert [line["what"] for line in lines if line["error"] > line["tolerance"]] == ["silu * up"]
-    assert len(lines) == 17
+    assert len(lines) == 19
 
 
 def test_without_cuda_it_says_so_and_runs_what_it_can(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu.kit import bf16, randn, random_weight, relative_error, strided
-from isthmus.gpu import embedding, linear, reference
+from isthmus.gpu import dequantise, embedding, linear, reference
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
 # What a step of the inner loops takes: 16 groups of 32 or 64 columns for few rows, 2 for many. 1280 columns
@@ -27,7 +27,7 @@ def test_reference_reads_the_cpus_tiles_as_gguf_py_reads_the_file(name: str) -> 
 def test_dequantise_is_the_reference_rounded(name: str) -> None:
     weight = random_weight(name, 33, 256, experts=2)
     out = torch.full((66, 256 + 8), float("nan"), dtype=torch.bfloat16)
-    linear.dequantise(weight.packed, out[:, :256])
+    dequantise.dequantise(weight.packed, out[:, :256])
     assert torch.equal(out[:, :256], weight.values.bfloat16().view(66, 256))
     assert out[:, 256:].isnan().all()
 
@@ -131,3 +131,20 @@ def test_embed_is_rows_of_the_matrix(name: str) -> None:
         assert out[:, 512:].isnan().all()
         rounded = lookup(tokens, weight.packed, torch.empty(4, 512, dtype=torch.bfloat16))
         assert torch.equal(rounded, weight.values[0][tokens.long()].bfloat16())
+
+
+@pytest.mark.parametrize("name", GPU_FORMATS)
+def test_very_many_rows_are_multiplied_by_weights_dequantised_piece_by_piece(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the kernel for many rows; here three pieces of 16, 16 and 9 outputs."""
+    monkeypatch.setattr(linear, "DEQUANTISE_ROWS", 20)
+    monkeypatch.setattr(dequantise, "PIECE_VALUES", 20 * 256)
+    weight, x = random_weight(name, 41, 256), strided(bf16(20, 256, seed=1))
+    got = linear.linear(x, weight.packed, torch.empty(20, 41))
+    assert relative_error(got, x.double() @ weight.values[0].bfloat16().double().T) < FP32
+    added = {"bias": randn(41, seed=2), "residual": strided(bf16(20, 41, seed=3), 7)}
+    rounded = linear.linear(x, weight.packed, **added)
+    assert torch.equal(rounded, (got + added["bias"] + added["residual"].float()).bfloat16())
+    few = linear.linear(x[:19], weight.packed, torch.empty(19, 41))
+    assert relative_error(got[:19], few) < FP32

@@ -7,7 +7,9 @@ builds of torch; so nothing outside this package imports one at its top level.
     tiles        packed weights in device memory: the CPU's bytes as they are
     unpack       what the bits of Q8_0, Q4_K, Q5_K and Q6_K mean; all that a format contributes here
     products     the two inner loops over packed weights: few rows (fp32 fma), many rows (bf16 tensor cores)
-    linear       out = W x + bias + residual, and dequantisation
+    linear       out = W x + bias + residual
+    dequantise   packed weights as bf16 in memory, and `linear` of so many rows that it pays
+    plain        products with weights that are bf16 or fp32, by torch
     embedding    rows of a packed matrix
     experts      routed experts that are resident: rows grouped by slot, SwiGLU, weighted sum in fixed order
     grouping     pairs of a step by slot, without waiting for the device

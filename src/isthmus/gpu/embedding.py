@@ -9,10 +9,9 @@ from torch import Tensor
 
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.launch import check, launch
-from isthmus.gpu.linear import sizes_of
 from isthmus.gpu.products import values_of
 from isthmus.gpu.tiles import PackedMatrix
-from isthmus.gpu.unpack import load_codes, word_column
+from isthmus.gpu.unpack import load_codes, sizes_of, word_column
 
 _OUT = (torch.bfloat16, torch.float32)
 

@@ -21,14 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from isthmus.gpu.activation import activation_constants, gated
+from isthmus.gpu.activation import act_mul, activation_constants, gated
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.grouping import group_rows
 from isthmus.gpu.launch import blocks, check, check_contiguous, launch
-from isthmus.gpu.linear import FEW_ROWS, check_x, linear, sizes_of, tile_of
+from isthmus.gpu.linear import DEQUANTISE_ROWS, FEW_ROWS, check_x, linear, tile_of
 from isthmus.gpu.products import few, many
 from isthmus.gpu.rows import weighted_sum
 from isthmus.gpu.tiles import PackedMatrix
+from isthmus.gpu.unpack import sizes_of
 
 _DENSE, _PAIRS, _GROUPED = 0, 1, 2
 
@@ -60,6 +61,10 @@ def ffn(
     """A dense or shared expert: down(act(gate x) * up x) + residual. x: bf16 [T, H]; out as `linear`'s."""
     _check_matrices(x, gate, up, down)
     hidden = torch.empty(x.shape[0], gate.rows, dtype=torch.bfloat16, device=x.device)
+    if len(x) >= DEQUANTISE_ROWS:
+        sums = [linear(x, weight, torch.empty_like(hidden, dtype=torch.float32)) for weight in (gate, up)]
+        act_mul(sums[0], sums[1], hidden, activation=activation, limit=limit)
+        return linear(hidden, down, out, residual=residual)
     tile = tile_of(x.shape[0])
     which = _Blocks(_DENSE, blocks(x.shape[0], tile["M"]), x.shape[0], 1)
     _start_gate_up(x, gate, up, hidden, which, tile, activation_constants(activation, limit))

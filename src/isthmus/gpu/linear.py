@@ -1,4 +1,4 @@
-"""out = W x (+ bias) (+ residual) for packed W, and the same weights as plain bf16."""
+"""out = W x (+ bias) (+ residual) for packed W: by one of two kernels, or for very many rows by torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from isthmus.gpu.dequantise import linear_dequantised
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.launch import blocks, check, launch, power_of_two
-from isthmus.gpu.products import few, many, weights_of
+from isthmus.gpu.products import few, many
 from isthmus.gpu.tiles import PackedMatrix
-from isthmus.gpu.unpack import SIZES, load_codes, word_column
+from isthmus.gpu.unpack import sizes_of
+
+# The kernel unpacks a weight once for every 64 rows, some 20 operations; to dequantise it first moves 4.6
+# bytes of it once. At 60 to 80 TFLOPS of fp32 and 1 to 5 TB/s both cost the same between 200 and 1200 rows:
+# an estimate, not measured.
+DEQUANTISE_ROWS = 512
 
 FEW_ROWS = 8  # up to here a step is bound by the weights' bytes, and fp32 fma keep up with them
 
@@ -31,7 +37,7 @@ def linear(
     x: bf16 [T, K], rows may be strided by multiples of 4; weight: one matrix [N, K]; bias: fp32 [N];
     residual: bf16 or fp32 [T, N], may be out itself; out: bf16 or fp32 [T, N], rows may be strided (a part
     of joined outputs); None makes a bf16 one. Up to FEW_ROWS rows x is multiplied exactly; above, W is
-    rounded to bf16.
+    rounded to bf16, and from DEQUANTISE_ROWS on it is so in memory first.
     """
     rows, n = x.shape[0], weight.rows
     check_x(x, weight)
@@ -43,6 +49,8 @@ def linear(
         check("bias", bias, torch.float32, n)
     if residual is not None:
         check("residual", residual, _OUT, rows, n)
+    if rows >= DEQUANTISE_ROWS:
+        return linear_dequantised(x, weight, out, bias, residual)
     tile = tile_of(rows)
     launch(
         _linear,
@@ -68,31 +76,6 @@ def linear(
     return out
 
 
-def dequantise(weight: PackedMatrix, out: Tensor | None = None) -> Tensor:
-    """W as bf16 [experts * N, K] (the fp32 values rounded), for a plain matmul. out may be given."""
-    rows = weight.experts * weight.rows
-    out = (
-        torch.empty(rows, weight.columns, dtype=torch.bfloat16, device=weight.data.device)
-        if out is None
-        else out
-    )
-    check("out", out, torch.bfloat16, rows, weight.columns)
-    launch(
-        _dequantise,
-        (blocks(weight.strips, 2), weight.tiles_per_strip, weight.experts),
-        *weight.views(),
-        out,
-        weight.rows,
-        weight.strips,
-        weight.tiles_per_strip,
-        out.stride(0),
-        **sizes_of(weight),
-        STRIPS=2,
-        warps=4,
-    )
-    return out
-
-
 def check_x(x: Tensor, weight: PackedMatrix) -> None:
     """x is bf16 [.., K] whose rows begin at multiples of 8 bytes: they are read 4 columns at a time."""
     check("x", x, torch.bfloat16, None, weight.columns)
@@ -101,13 +84,6 @@ def check_x(x: Tensor, weight: PackedMatrix) -> None:
             f"rows of x must begin at multiples of 4 values; they begin at {x.storage_offset()} and every "
             f"{x.stride(0)}"
         )
-
-
-def sizes_of(weight: PackedMatrix, prefix: str = "") -> dict[str, int]:
-    """The constants of a weight's format under a kernel's names."""
-    sizes = SIZES[weight.spec.ggml_id]
-    named = {"FORMAT": weight.spec.ggml_id} | {name.upper(): value for name, value in sizes.items()}
-    return {prefix + name: value for name, value in named.items()}
 
 
 def tile_of(rows: int) -> dict[str, int]:
@@ -172,39 +148,3 @@ def _linear(
         acc += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     at = t.to(tl.int64)[:, None] * out_stride + column[None, :]
     tl.store(out + at, rounded_for(out, acc), mask=mask)
-
-
-@triton.jit
-def _dequantise(
-    words,
-    halfs,
-    bytes,
-    out,
-    n,
-    strips,
-    tiles,
-    out_stride,
-    FORMAT: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    HALVES: tl.constexpr,
-    RUNS: tl.constexpr,
-    BYTES: tl.constexpr,
-    STRIPS: tl.constexpr,
-):
-    """Program (strips, tile, expert)."""
-    strip, tile, expert = tl.program_id(0) * STRIPS, tl.program_id(1), tl.program_id(2)
-    base = ((expert.to(tl.int64) * strips + strip) * tiles + tile) * BYTES
-    place, row = tl.arange(0, 8 * GROUPS)[:, None], tl.arange(0, 16 * STRIPS)
-    c, g, r = place // 8, place % 8, row[None, :] % 16
-    at = (row // 16 * tiles)[None, :] * BYTES
-    mask = (strip + row // 16 < strips)[None, :] & (place >= 0)
-    low, high = load_codes(words + base // 4, at, c, g, r, mask, FORMAT)
-    k = tl.arange(0, 32 * GROUPS)  # column k % 4 of word k / 4
-    out_at = (expert.to(tl.int64) * n + strip * 16 + row)[:, None] * out_stride + tile * COLUMNS
-    out_mask = (strip * 16 + row < n)[:, None] & (k >= 0)[None, :]
-    for half in tl.static_range(HALVES):
-        w = weights_of(low, high, halfs + base // 2, bytes + base, at, c, g, r, half, mask, FORMAT)
-        column = word_column(k // 32, k // 4 % 8, half, FORMAT) + k % 4
-        value = tl.reshape(tl.permute(w, (1, 0, 2)), [16 * STRIPS, 32 * GROUPS])
-        tl.store(out + out_at + column[None, :], value, mask=out_mask)

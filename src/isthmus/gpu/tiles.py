@@ -93,6 +93,15 @@ class PackedMatrix:
         data = self.data[index * self.expert_bytes : (index + 1) * self.expert_bytes]
         return PackedMatrix(data, self.spec, 1, self.rows, self.columns)
 
+    def some_rows(self, rows: slice) -> PackedMatrix:
+        """Neighbouring rows of one matrix, from a multiple of STRIP_ROWS on, in the same memory."""
+        if self.experts != 1 or rows.start % STRIP_ROWS:
+            raise ValueError(f"rows {rows.start} .. of {self.experts} matrices: needs one, and whole strips")
+        strip_bytes = STRIP_ROWS * self.spec.row_bytes(self.columns)
+        strips = slice(rows.start // STRIP_ROWS, -(-rows.stop // STRIP_ROWS))
+        data = self.data[strips.start * strip_bytes : strips.stop * strip_bytes]
+        return PackedMatrix(data, self.spec, 1, rows.stop - rows.start, self.columns)
+
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
         """The same bytes as int32 (codes), fp16 (super-scales) and uint8 (scales): a kernel's three pointers.
 

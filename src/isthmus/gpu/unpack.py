@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from isthmus.gpu.tiles import PackedMatrix
+
 # What a kernel needs to know of a format's sizes. columns, groups (of 8 words of a row) and bytes: of a tile;
 # halves: of a word; runs: of a group, words that share a scale.
 SIZES = {
@@ -25,6 +27,13 @@ SIZES = {
     13: {"columns": 256, "groups": 4, "halves": 2, "runs": 1, "bytes": 2816},
     14: {"columns": 256, "groups": 4, "halves": 2, "runs": 2, "bytes": 3360},
 }
+
+
+def sizes_of(weight: PackedMatrix, prefix: str = "") -> dict[str, int]:
+    """The constants of a weight's format under a kernel's names."""
+    sizes = SIZES[weight.spec.ggml_id]
+    named = {"FORMAT": weight.spec.ggml_id} | {name.upper(): value for name, value in sizes.items()}
+    return {prefix + name: value for name, value in named.items()}
 
 
 @triton.jit

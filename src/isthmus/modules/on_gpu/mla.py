@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from isthmus.engine.state import LatentCache
+from isthmus.gpu.plain import batched_f32
 from isthmus.modules.loader import Loader
 from isthmus.modules.mla import KeyValueUp as NativeKeyValueUp
 from isthmus.modules.mla import LatentAttention as NativeAttention
 from isthmus.modules.mla import LatentConfig
 from isthmus.modules.on_gpu.step import DevicePart, DeviceStep
 from isthmus.modules.on_gpu.target import Target
-from isthmus.modules.on_gpu.weights import batched
 from isthmus.modules.rope import Rope, attention_scale
 
 if TYPE_CHECKING:
@@ -151,9 +151,10 @@ class KeyValueUp(NativeKeyValueUp):
 
     def carried(self, q: Tensor) -> Tensor:
         """q bf16 [T, heads, nope] in the latent space: [T, heads, kv_lora]."""
-        return batched(q.transpose(0, 1), self._of_heads[:, : self._config.nope]).transpose(0, 1)
+        rows = self._of_heads[:, : self._config.nope]
+        return batched_f32(q.transpose(0, 1), rows.transpose(1, 2)).transpose(0, 1)
 
     def values_of(self, sums: Tensor) -> Tensor:
         """Values of sums of latents, bf16 [T, heads, kv_lora]: [T, heads, value]."""
         rows = self._of_heads[:, self._config.nope :]
-        return batched(sums.transpose(0, 1), rows.transpose(1, 2)).transpose(0, 1)
+        return batched_f32(sums.transpose(0, 1), rows).transpose(0, 1)

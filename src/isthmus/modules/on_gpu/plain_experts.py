@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
+from isthmus.gpu.plain import batched_f32
 from isthmus.modules.on_gpu.ffn import Ffn
 from isthmus.modules.on_gpu.target import Target
 
@@ -34,24 +35,16 @@ def _gathered(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor
     (tokens, k), hidden = slots.shape, x.shape[1]
     chosen = slots.clamp(min=0).view(-1).long()
     rows = x[:, None].expand(-1, k, -1).reshape(tokens * k, 1, hidden)
-    inner = [_products(rows, weight[chosen])[:, 0] for weight in (gate, up)]
-    return _products(target.kernels.act_mul(*inner)[:, None], down[chosen]).view(tokens, k, hidden)
+    inner = [batched_f32(rows, weight[chosen])[:, 0] for weight in (gate, up)]
+    return batched_f32(target.kernels.act_mul(*inner)[:, None], down[chosen]).view(tokens, k, hidden)
 
 
 def _all(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     rows = x.expand(len(gate), -1, -1)
-    inner = [_products(rows, weight).flatten(0, 1) for weight in (gate, up)]
-    outputs = _products(target.kernels.act_mul(*inner).view(len(gate), len(x), -1), down)
+    inner = [batched_f32(rows, weight).flatten(0, 1) for weight in (gate, up)]
+    outputs = batched_f32(target.kernels.act_mul(*inner).view(len(gate), len(x), -1), down)
     tokens = torch.arange(len(x), device=x.device)[:, None]
     return outputs[slots.clamp(min=0).long(), tokens]
-
-
-def _products(x: Tensor, weights: Tensor) -> Tensor:
-    """W[b] x[b, t], fp32 [B, T, N]: x bf16 or fp32 [B, T, K], weights [B, N, K]."""
-    x = x.to(weights.dtype)
-    if x.is_cuda and weights.dtype == torch.bfloat16:
-        return torch.bmm(x, weights.transpose(1, 2), out_dtype=torch.float32)
-    return torch.bmm(x.float(), weights.transpose(1, 2).float())
 
 
 def _by_expert(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from isthmus.gpu.plain import product_f32
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 from isthmus.modules.loader import Loader
 from isthmus.modules.on_gpu.target import Target
@@ -64,29 +65,12 @@ def product(
         x = x.to(torch.bfloat16)
         packed: Tensor = target.kernels.linear(x, weight, out, bias=bias, residual=residual)
         return packed
-    y = plain_product(x, weight)
+    y = product_f32(x, weight)
     if bias is not None:
         y += bias
     if residual is not None:
         y += residual
     return out.copy_(y)
-
-
-def plain_product(x: Tensor, weight: Tensor) -> Tensor:
-    """W x in fp32 [T, N], by torch."""
-    if weight.dtype == torch.float32:
-        return x.float() @ weight.T
-    x = x.to(torch.bfloat16)
-    if x.is_cuda:
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
-    return x.float() @ weight.float().T  # the CPU's product of bf16 has no fp32 result
-
-
-def batched(x: Tensor, weights: Tensor) -> Tensor:
-    """x[b] W[b] for every b, bf16 [B, T, N], summed in fp32: x bf16 [B, T, K], W bf16 [B, K, N], strided."""
-    if x.is_cuda:
-        return torch.bmm(x, weights)
-    return torch.bmm(x.float(), weights.float()).to(torch.bfloat16)
 
 
 def _upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
