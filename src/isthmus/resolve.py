@@ -87,8 +87,8 @@ def open_headers(name: str, quant: str | None = None) -> WeightSource:
     """A model to plan with: what `resolve_model` takes, `owner/repo[:QUANT]`, or a bare built-in shape.
 
     quant: the one of a repository, of a shape (its usual one by default), or that a file is imagined in.
-    Headers only: of a repository by range requests. Raises UsageError for a name that cannot be meant,
-    HubError for a repository that cannot be read, and what `open_weights` does.
+    Headers only: of a repository by range requests, unless the quantisation is downloaded. Raises UsageError
+    for a name that cannot be meant, HubError for a repository that cannot be read, what `open_weights` does.
     """
     from isthmus.weights.headers import remote_source, requantised
     from isthmus.weights.hub import Hub, RepoName, choose_model
@@ -97,8 +97,7 @@ def open_headers(name: str, quant: str | None = None) -> WeightSource:
 
     if name in SHAPES:
         return open_weights(f"{DUMMY}{name}?quant={check_quant(quant or usual_quant(name))}")
-    repo = repo_name(name)
-    if repo is not None:
+    if (repo := repo_name(name)) is not None:
         if quant and repo.quant:
             raise UsageError(
                 f"{name!r} names a quantisation and --quant {quant} another; leave one of them out"
@@ -108,7 +107,7 @@ def open_headers(name: str, quant: str | None = None) -> WeightSource:
             return open_weights(local.path)
         hub = Hub()
         return remote_source(hub, repo.repo, choose_model(hub.models(repo.repo), asked))
-    near = difflib.get_close_matches(name, SHAPES, n=3, cutoff=0.6)
+    near = [] if is_dummy(name) else difflib.get_close_matches(name, SHAPES, n=3, cutoff=0.6)
     if near and not Path(name).exists():
         raise UsageError(f"no model and no built-in shape is called {name!r}; did you mean {_list(near)}?")
     wanted = check_quant(quant) if quant else None

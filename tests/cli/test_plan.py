@@ -82,6 +82,15 @@ def test_quantisations_are_compared_and_drawn(tmp_path: Path, capsys: pytest.Cap
     assert "<svg" in picture.read_text()
 
 
+def test_a_dummy_of_fewer_layers_is_planned_over_two_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = ["--gpu", "2xrtx3060", "--ram", "32GB", *SERVER[2:]]
+    code, out, err = run(capsys, "plan", "dummy:qwen3-30b-a3b?layers=2", *machine)
+    assert code == 0, err
+    gpu = next(line for line in out.splitlines() if line.startswith("gpu: "))
+    assert "layer 0, token_embd, 128 experts; cuda:1 " in gpu
+    assert "layer 1, output_norm, output, 128 experts" in gpu
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
