@@ -43,7 +43,7 @@ def measure(split: ExpertSplit, clock: Callable[[], float] = time.perf_counter) 
 
     assert split.ring is not None
     link_s = _seconds(fill, clock)
-    split.ring.copied = split.ring.copied_bytes = 0
+    split.forget_use()
     expert_bytes = sum(weight.nbytes // weight.experts for weight in weights)
     copied = min(split.ring.size, gate.experts) * expert_bytes
     return rows_worth_streaming(

@@ -206,6 +206,8 @@ def _on_devices(
         model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs, captures=not streams(plan)
     )
     runner.warm_up(options.chunk_tokens)
+    for split in splits:
+        split.forget_use()
     devices = {name: target.device for name, target in targets.items()}
     caches = {lanes[target]: cache_of(plan, target.split) for target in targets.values()}
     return Loaded(

@@ -196,6 +196,13 @@ class ExpertSplit:
             resident.take_uses()
         return replace(self._use)
 
+    def forget_use(self) -> None:
+        """What was counted so far was nobody's request."""
+        self.use()
+        self._use = ExpertUse()
+        if self.ring is not None:
+            self.ring.copied = self.ring.copied_bytes = 0
+
     def count_upload(self, nbytes: int) -> None:
         self._use.uploads += 1
         self._use.bytes_uploaded += nbytes
