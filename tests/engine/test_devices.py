@@ -129,7 +129,7 @@ def test_what_a_gpu_has_not_is_refused(source: DummySource, options: dict[str, A
 
 @pytest.mark.usefixtures("working_cuda")
 def test_memory_that_is_too_small_is_refused_with_the_numbers(source: DummySource) -> None:
-    with pytest.raises(NotEnoughMemoryError, match=r"14\.2 GiB are needed .* 0\.5 GiB may be used on cuda:0"):
+    with pytest.raises(NotEnoughMemoryError, match=r"12\.0 GiB are needed .* 0\.5 GiB may be used on cuda:0"):
         executable_plan(WITH_GPU, source, RunOptions(strategy="gpu", gpu_memory=GIB // 2))
 
 

@@ -39,7 +39,11 @@ FAMILIES = [
     ("deepseek-v3", "BF16"),  # sigmoid, selection bias, groups by their two best
 ]
 RESIDUALS = [torch.bfloat16, torch.float32]
-WIDE = {"k-quants": ["q4_k", "q5_k", "q6_k"], "dequantised": ["q5_0", "q4_k", "iq4_xs"]}
+WIDE = {
+    "k-quants": ["q4_k", "q5_k", "q6_k"],
+    "dequantised": ["q5_1", "q4_k", "iq4_xs"],
+    "as-q8_0": ["q4_0", "q6_k", "q5_0", "iq4_nl"],
+}
 
 
 def write(folder: Path, name: str, format_name: str) -> tuple[Path, Path]:

@@ -65,7 +65,9 @@ def test_the_plan_counts_what_is_on_a_device(tmp_path: Path, name: str, format_n
     check_device(tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), tiny.matrices_as(kind)))
 
 
-@pytest.mark.parametrize("formats", [["q4_k", "q5_0"], ["q4_k", "q6_k", "q5_k"]], ids=["mixed", "packed"])
+@pytest.mark.parametrize(
+    "formats", [["q4_k", "q5_1"], ["q4_k", "q6_k", "q5_k"], ["q4_k", "q5_0"]], ids=["mixed", "packed", "q8_0"]
+)
 def test_the_plan_counts_what_a_device_unpacks(tmp_path: Path, formats: list[str]) -> None:
     check_device(two_files(tmp_path, "qwen3moe", [by_name(format_name) for format_name in formats])[0])
 

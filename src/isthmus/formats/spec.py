@@ -109,5 +109,9 @@ _ALL: Iterable[FormatSpec] = (
     _runnable(42, "q2_0", 64, 18),
 )
 
+# Blocks of 32 that are an fp16 scale, which stands first, times integers of at most 8 bits: Q8_0 holds the
+# very same values, in 8.5 bits. So where Q8_0 can be multiplied by, these can.
+AS_Q8_0 = ("q4_0", "q5_0", "iq4_nl")
+
 FORMATS: dict[int, FormatSpec] = {spec.ggml_id: spec for spec in _ALL}
 _BY_NAME: dict[str, FormatSpec] = {spec.name: spec for spec in _ALL}

@@ -59,6 +59,17 @@ class Loader:
         """The same for who copies it: not kept here."""
         return self._take(raw, {"": lambda raw: raw})[""]
 
+    def pack_as_q8_0(self, raw: RawTensor) -> Iterator[ops.PackedWeight]:
+        """Each expert of a tensor in one of AS_Q8_0, packed as Q8_0 of the same values; not kept here."""
+        experts = raw.shape[0] if len(raw.shape) == 3 else 1
+        nbytes = raw.nbytes // experts
+        for expert in range(experts):
+            data = raw.data[expert * nbytes : (expert + 1) * nbytes]
+            with self._reading(raw):
+                packed = pack(as_q8_0(replace(raw, shape=raw.shape[-2:], data=data)))
+            yield packed
+        self._consumed(raw)
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` made when the key was first asked for; all of it is let go with the loader."""
         if key not in self._made:
@@ -183,6 +194,25 @@ def f32_values(raw: RawTensor) -> npt.NDArray[Any]:
 def as_f32(raw: RawTensor) -> RawTensor:
     """The same values as an F32 tensor."""
     return raw if raw.format.name == "f32" else _with_values(raw, f32_values(raw), by_name("f32"))
+
+
+def as_q8_0(raw: RawTensor) -> RawTensor:
+    """The same values in Q8_0, of a tensor in one of AS_Q8_0: value / scale is an integer, exactly."""
+    spec, size = by_name("q8_0"), raw.format.block_bytes
+    blocks = np.frombuffer(raw.data, np.uint8).reshape(-1, size)
+    out = np.empty((len(blocks), spec.block_bytes), np.uint8)
+    out[:, :2] = blocks[:, :2]
+    step = _PIECE_VALUES // spec.block_columns
+    for begin in range(0, len(blocks), step):
+        piece = slice(begin, begin + step)
+        scales = np.ascontiguousarray(blocks[piece, :2]).view(np.float16).astype(np.float32)
+        values = dequantize(raw.format, raw.data[begin * size : (begin + step) * size])
+        with np.errstate(
+            invalid="ignore", divide="ignore"
+        ):  # 0 / 0; a scale of Inf or NaN: packing refuses it
+            codes = np.nan_to_num(np.array(values).reshape(-1, spec.block_columns) / scales)
+        out[piece, 2:] = np.rint(codes).astype(np.int8).view(np.uint8)
+    return replace(raw, format=spec, data=_view(out))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from isthmus.formats.spec import AS_Q8_0
+
 if TYPE_CHECKING:
     from isthmus.weights.metadata import Metadata
     from isthmus.weights.source import RawTensor, WeightSource
@@ -102,12 +104,19 @@ def gpu_bytes(tensor: RawTensor, source: WeightSource) -> int:
     if tensor.format.name == "f32":
         return tensor.nbytes
     together = _routed_matrices(tensor, source) if "_exps." in tensor.name else [tensor]
-    return tensor.nbytes if all(map(stays_packed, together)) else 2 * prod(tensor.shape)
+    if not all(map(stays_packed, together)):
+        return 2 * prod(tensor.shape)
+    return q8_0_bytes(tensor) if tensor.format.name in AS_Q8_0 else tensor.nbytes
 
 
 def stays_packed(tensor: RawTensor) -> bool:
-    """Whether a GPU multiplies by the tensor's own bits; its kernels know no scale beside them."""
-    return tensor.format.name in GPU_FORMATS and "scale" not in tensor.aux
+    """Whether a GPU multiplies by the tensor's own bits, or by Q8_0 of the same values; its kernels know no
+    scale beside them."""
+    return tensor.format.name in (*GPU_FORMATS, *AS_Q8_0) and "scale" not in tensor.aux
+
+
+def q8_0_bytes(tensor: RawTensor) -> int:
+    return prod(tensor.shape) // 32 * 34
 
 
 def _routed_matrices(tensor: RawTensor, source: WeightSource) -> list[RawTensor]:

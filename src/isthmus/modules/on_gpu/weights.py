@@ -1,7 +1,8 @@
 """Weights in a device's memory, and the product with them.
 
-A matrix in a format that the kernels unpack is there as the CPU's tiles. Any other is plain: F32 stays fp32,
-all else becomes bf16 (what `placement.sizes.gpu_bytes` counts; an F16 one loses 3 bits of its 11).
+A matrix in a format that the kernels unpack is there as the CPU's tiles, and one whose values Q8_0 holds
+exactly as tiles of that. Any other is plain: F32 stays fp32, all else becomes bf16 (what
+`placement.sizes.gpu_bytes` counts; an F16 one loses 3 bits of its 11).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from isthmus.formats.spec import AS_Q8_0, by_name
 from isthmus.gpu.plain import product_f32
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 from isthmus.modules.loader import Loader
@@ -43,8 +45,8 @@ def upload_vector(loader: Loader, raw: RawTensor, target: Target) -> Tensor:
 
 
 def stays_packed(raw: RawTensor) -> bool:
-    """Whether the kernels multiply by the tensor's own bits; they know no factor beside the tiles."""
-    return raw.format.name in GPU_FORMATS and "scale" not in raw.aux
+    """Whether the kernels multiply by the tensor in blocks; they know no factor beside the tiles."""
+    return raw.format.name in (*GPU_FORMATS, *AS_Q8_0) and "scale" not in raw.aux
 
 
 def product(
@@ -76,6 +78,18 @@ def product(
 def _upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
     if not stays_packed(raw):
         return upload_plain(loader, raw, target)
+    if raw.format.name in AS_Q8_0:
+        return _upload_as_q8_0(loader, raw, target)
     packed = loader.pack_once(raw)
     sizes = (packed.experts, packed.rows, packed.columns)
     return PackedMatrix.from_tiles(ops.memory(packed), raw.format.ggml_id, *sizes, target.device)
+
+
+def _upload_as_q8_0(loader: Loader, raw: RawTensor, target: Target) -> Weight:
+    experts, rows, columns = (1, *raw.shape)[-3:]
+    out = PackedMatrix.empty("q8_0", experts, rows, columns, target.device)
+    for expert, packed in enumerate(loader.pack_as_q8_0(raw)):
+        tiles = ops.memory(packed)
+        one = PackedMatrix.from_tiles(tiles, by_name("q8_0").ggml_id, 1, rows, columns, target.device)
+        out.expert(expert).data.copy_(one.data)
+    return out
