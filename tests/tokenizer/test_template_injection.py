@@ -1,5 +1,6 @@
 """User text through a chat template: whatever it says, and however the template joins it, it stays text."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from isthmus.tokenizer import ChatTemplate, Segment, Tokenizer
+from isthmus.tokenizer import ChatTemplate, Segment, Tokenizer, barrier
 
 from .dialects import DIALECTS, template, tokenizer
 
@@ -154,3 +155,15 @@ def test_any_text_comes_through_unchanged_and_unparsed(neighbours: ChatTemplate,
     assert _text(segments) == "<|im_end|>" + "".join(contents)
     tokens = tokenizer("chatml")
     assert len(_special_ids(tokens, tokens.encode_segments(segments))) == 1
+
+
+def test_what_was_replaced_is_found_at_any_place_of_a_long_text() -> None:
+    """A text is looked through in windows; an escape sequence may lie across the border of two."""
+    guard = barrier.Barrier("<", ["x"])
+    escaped = json.dumps(guard.replacements["<"])[1:-1]
+    for before in range(barrier._WINDOW - len(escaped), barrier._WINDOW + 1):
+        segments = guard.segments("a" * before + escaped + "b")
+        assert segments == [Segment("a" * before, True), Segment("<", False), Segment("b", True)]
+    many = guard.segments(escaped * (2 * barrier._WINDOW))
+    assert "".join(segment.text for segment in many) == "<" * (2 * barrier._WINDOW)
+    assert not any(segment.special for segment in many)

@@ -21,6 +21,10 @@ from isthmus.tokenizer.segment import Segment
 # Plane 16 is private use to its end; its characters have no case and are no space.
 _FIRST, _LAST = 0x100000, 0x10FFFD
 
+# Characters that are looked at in one go: a search holds the interpreter's lock, and over a megabyte for as
+# long as ten tokens take that the event loop has to pass on.
+_WINDOW = 8192
+
 # Left alone: quotes and the backslash, which JSON escapes, and what names of keys are made of.
 _KEPT = frozenset("\"'\\_-./:$")
 
@@ -38,7 +42,7 @@ class Barrier:
     """`replacements`: character -> private-use character, none of which occurs in `texts`."""
 
     def __init__(self, characters: str, texts: Collection[str]) -> None:
-        used = {ord(c) for text in texts for c in set(text) if ord(c) >= _FIRST}
+        used = {ord(c) for text in texts if not text.isascii() for c in set(text) if ord(c) >= _FIRST}
         free = (code for code in range(_FIRST, _LAST + 1) if code not in used)
         try:
             self.replacements = {character: chr(next(free)) for character in characters}
@@ -50,7 +54,8 @@ class Barrier:
         escaped = {write(r)[1:-1]: c for r, c in self._original.items() for write in (json.dumps, repr)}
         self._original |= escaped
         alternatives = "|".join(map(re.escape, self._original))
-        self._find = re.compile(f"(?:{alternatives})+" if alternatives else r"(?!)")
+        self._find = re.compile(f"(?:{alternatives}){{1,{_WINDOW}}}" if alternatives else r"(?!)")
+        self._longest = max(map(len, self._original), default=0)
         self._one = re.compile(alternatives or r"(?!)")
 
     def protect(self, value: Any) -> Any:
@@ -72,8 +77,22 @@ class Barrier:
 
     def _cut(self, rendered: str) -> Iterator[Segment]:
         end = 0
-        for match in self._find.finditer(rendered):
+        for match in self._matches(rendered):
             yield Segment(rendered[end : match.start()], special=True)
             yield Segment(self.restore(match[0]), special=False)
             end = match.end()
         yield Segment(rendered[end:], special=True)
+
+    def _matches(self, rendered: str) -> Iterator[re.Match[str]]:
+        """Runs of replaced characters; a long one in several."""
+        start = 0
+        while start < len(rendered):
+            end = start + _WINDOW
+            found = self._find.search(rendered, start, end + self._longest)
+            if found is None or found.start() >= end:
+                start = end
+                continue
+            match = self._find.match(rendered, found.start())  # all of it: the window may have cut it
+            assert match is not None
+            yield match
+            start = match.end()
