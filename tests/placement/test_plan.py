@@ -222,3 +222,19 @@ def test_metadata_that_cannot_be_planned_with_names_its_key(missing: str) -> Non
     )
     with pytest.raises(MalformedFileError, match=f"llama.{missing}"):
         plan(LARGE, broken, RunOptions())
+
+
+def test_layers_without_attention_have_no_cache() -> None:
+    """Hybrids with recurrent layers write the heads of each layer, 0 where there is none."""
+    made = source(*MODEL, llama__attention__head_count_kv=[0, 2])
+    assert kv_token_bytes(made.metadata, "bf16") == 2 * (16 + 16) * 2  # of one layer: 64 wide, 4 heads
+    none = source(*MODEL, llama__attention__head_count=0)
+    with pytest.raises(
+        MalformedFileError, match=r"attention.head_count' must be an integer of at least 1, got 0"
+    ):
+        plan(LARGE, none, RunOptions())
+
+
+def test_more_experts_used_than_there_are_is_a_lie() -> None:
+    with pytest.raises(MalformedFileError, match="expert_used_count' must be at most the 8 experts, got 9"):
+        plan(LARGE, source(*MODEL, llama__expert_used_count=9), RunOptions())

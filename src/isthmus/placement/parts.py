@@ -100,6 +100,8 @@ def model_parts(source: WeightSource, options: RunOptions) -> ModelParts:
     experts = {}
     for part in parts.values():
         if part.layer is not None and part.path.endswith(f".{EXPERTS}"):
+            if part.count and used > part.count:
+                raise metadata.bad(key(metadata, "expert_used_count"), f"at most the {part.count} experts")
             part.used = used
             experts[part.layer] = part
     return ModelParts(

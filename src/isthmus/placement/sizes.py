@@ -143,11 +143,10 @@ def kv_layer_bytes(metadata: Metadata, kv_dtype: str) -> list[int]:
     if latent:
         values = [latent + metadata.int(key(metadata, "rope.dimension_count"), min=1)] * layers
     else:
-        heads = metadata.int(key(metadata, "attention.head_count"), min=1)
-        head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // heads
-        width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
-        width += metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
-        kv_heads = metadata.int_per_layer(key(metadata, "attention.head_count_kv"), layers, heads, min=1)
+        heads = _heads(metadata, layers)
+        width = _head_width(metadata, heads)
+        kv_key = key(metadata, "attention.head_count_kv")
+        kv_heads = metadata.int_per_layer(kv_key, layers, min=0) if kv_key in metadata else heads
         values = [count * width for count in kv_heads]
     return [count * KV_VALUE_BYTES[kv_dtype] for count in values]
 
@@ -158,18 +157,32 @@ def attention_widths(metadata: Metadata) -> tuple[int, int]:
     A head's keys and values; of latent attention the latents themselves, or their expansion.
     """
     layers = metadata.int(key(metadata, "block_count"), min=1)
-    heads = sum(metadata.int_per_layer(key(metadata, "attention.head_count"), layers, min=1))
+    heads = _heads(metadata, layers)
     latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
     if latent:
         rope = metadata.int(key(metadata, "rope.dimension_count"), min=1)
         suffix = "_mla" if key(metadata, "attention.key_length_mla") in metadata else ""
         expanded = metadata.int(key(metadata, f"attention.key_length{suffix}"), min=1)
         expanded += metadata.int(key(metadata, f"attention.value_length{suffix}"), min=1)
-        return heads * (2 * latent + rope), heads * expanded
-    head_dim = metadata.int(key(metadata, "embedding_length"), min=1) * layers // heads
+        return sum(heads) * (2 * latent + rope), sum(heads) * expanded
+    width = sum(heads) * _head_width(metadata, heads)
+    return width, width
+
+
+def _heads(metadata: Metadata, layers: int) -> list[int]:
+    """Of each layer; none where a layer has no attention, as in hybrids with recurrent ones."""
+    name = key(metadata, "attention.head_count")
+    heads = metadata.int_per_layer(name, layers, min=0)
+    if not any(heads):
+        raise metadata.bad(name, "an integer of at least 1")
+    return heads
+
+
+def _head_width(metadata: Metadata, heads: list[int]) -> int:
+    """Of a head's key and value together."""
+    head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // max(heads)
     width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
-    width += metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
-    return heads * width, heads * width
+    return width + metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
 
 
 def key(metadata: Metadata, name: str) -> str:
