@@ -1,14 +1,18 @@
 """`isthmus bench`: the shape of its result, and that its parts are what they say. No speed is asserted."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from cli.terminal import isthmus
-from isthmus.cli import measure
+from isthmus.cli import bench, bench_sizes, bench_strategies, measure, options
 from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
+from isthmus.engine.request import Output
+from isthmus.errors import UsageError
 from models import tiny
 
 KEYS = [
@@ -27,8 +31,11 @@ KEYS = [
     "decode_share",
     "outside_products_share",
     "step_shares",
+    "bus_bytes_per_token",
+    "link_share",
     "handed_over",
     "experts",
+    "peak_ram_bytes",
     "commit",
 ]
 
@@ -63,9 +70,107 @@ def test_experts_on_a_device_are_in_the_result(tmp_path: Path, monkeypatch: pyte
     case = tiny.CASES["qwen3moe"]
     path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
     monkeypatch.setattr(measure, "measure_decode", lambda *_: {})
-    options = RunOptions(strategy="stream", device="cpu", threads=1)
-    use = measure.measure(Engine(path, options), 40, 1)["experts"]
+    chosen = RunOptions(strategy="stream", device="cpu", threads=1)
+    use = measure.measure(Engine(path, chosen), 40, 1)["experts"]
     prompts, one = 1 + measure.PREFILLS, 3 * 64 * 32 * 4  # an expert in fp32
     assert use["streamed"] == prompts * 2 * 8  # all experts of both layers, for every prompt
     assert use["bytes_streamed"] == use["streamed"] * one
     assert (use["hits"], use["misses"]) == (prompts * 40 * 2 * 3, 0)
+
+
+def test_lists_make_a_table_of_sizes(alphabet_model: Path) -> None:
+    done = isthmus("bench", alphabet_model, "-p", "8,16", "-n", "4", "-b", "1,2", "-r", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    tests = json.loads(done.stdout)["tests"]
+    assert [test["test"] for test in tests] == ["pp8", "pp16", "tg4", "tg4@b2"]
+    for test in tests:
+        assert test["repetitions"] == 2
+        assert 0 < test["tok_s_low"] <= test["tok_s"] <= test["tok_s_high"]
+
+
+@pytest.mark.parametrize("given", ["0", "8,", "8,x", "1048577", "-1", "8;16"])
+def test_sizes_that_are_no_numbers_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=f"-p must be a whole number from 1 to 1048576, .* got {given!r}"):
+        options.counts("-p", given, 1 << 20)
+
+
+def test_a_batch_counts_the_tokens_of_all_its_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock moves a second a step: two sequences, four steps after their first tokens."""
+    case = tiny.CASES["qwen3"]
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+    engine = Engine(path, RunOptions(threads=1, parallel=2))
+    seconds = [0.0]
+    step = engine.step
+
+    def one_second() -> list[Output]:
+        seconds[0] += 1
+        return step()
+
+    monkeypatch.setattr(engine, "step", one_second)
+    monkeypatch.setattr(bench_sizes.time, "perf_counter", lambda: seconds[0])
+    wanted = [bench_sizes.Size(8, 4, 2)]
+    (result,) = bench_sizes.run_tests(engine, wanted, 3, bench_sizes.Scales(), lambda _: None)
+    assert result.tok_s == (2.0, 2.0, 2.0)
+
+
+def test_fewer_layers_are_extrapolated_by_the_bytes_of_a_token() -> None:
+    assert bench_sizes.Scales.of_model("dummy:qwen3-30b-a3b") == bench_sizes.Scales()
+    scales = bench_sizes.Scales.of_model("dummy:qwen3-30b-a3b?layers=12")
+    assert scales.prefill == pytest.approx(12 / 48, rel=0.02)  # a prompt reads the head once
+    assert 12 / 48 < scales.decode < 0.4
+    result = bench_sizes.Result(bench_sizes.Size(128), (100.0,), scales.prefill)
+    assert result.as_data()["extrapolated_tok_s"] == pytest.approx(100 * scales.prefill)
+    assert "all layers (extrapolated)" in next(iter(bench_sizes.table([result], markdown=True)))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "crossing"),
+    [
+        ("hybrid", 2 * (2 * 64 * 4 + 3 * (4 + 4))),  # x and y, and the routing, in both layers
+        ("stream", 2 * 3 * 3 * 64 * 32 * 4),  # three experts of three matrices in both
+    ],
+)
+def test_bytes_over_the_bus_are_those_of_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, crossing: int
+) -> None:
+    case = tiny.CASES["qwen3moe"]
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
+    monkeypatch.setattr(measure, "MIN_PAIRS", 1)
+    monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
+    engine = Engine(path, RunOptions(strategy=strategy, device="cpu", threads=1))
+    found = measure.measure_decode(engine, 8, 1)
+    assert found["bus_bytes_per_token"] == crossing
+    assert found["link_share"] is None
+
+
+def test_each_strategy_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[3:])
+        rate = {"cpu": 2.0, "hybrid": 3.0}[command[command.index("--strategy") + 1]]
+        one = {"prefill_tok_s": 10 * rate, "decode_tok_s": rate, "peak_ram_bytes": 5 * 10**9}
+        one |= {"bus_bytes_per_token": 2e6, "link_share": None, "device_bytes": {}}
+        return subprocess.CompletedProcess(command, 0, json.dumps(one))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["isthmus", "bench", "m.gguf", "--strategies=cpu,hybrid", "-p", "8"])
+    words = bench.without(sys.argv[2:], bench_strategies.OWN_OPTIONS)
+    found = bench_strategies.measure_each(["cpu", "hybrid"], words, False, lambda _: None)
+    assert asked == [
+        ["bench", "m.gguf", "-p", "8", "--strategy", "cpu", "--json"],
+        ["bench", "m.gguf", "-p", "8", "--strategy", "hybrid", "--device", "cpu", "--json"],
+    ]
+    lines = [line.split() for line in bench_strategies.table(found, markdown=False)]
+    assert lines[0] == ["cpu", "hybrid"]
+    assert ["decode", "speed-up", "1.00", "1.50"] in lines
+    assert ["VRAM", "GB"] in lines  # nothing is filled in
+    assert lines[-1][:2] == ["No", "GPU:"]
+
+
+def test_a_strategy_nobody_knows_is_refused() -> None:
+    done = isthmus("bench", "demo", "--strategies", "cpu,magic")
+    assert done.returncode == 2
+    assert "--strategies must be one of cpu, stream, hybrid, gpu, got 'magic'" in done.stderr

@@ -7,6 +7,7 @@ therefore divided by the slice of reading just before it, and the share is the m
 from __future__ import annotations
 
 import random
+import resource
 import subprocess
 import time
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from isthmus import __version__, native
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import EngineError
+from isthmus.placement.machine import Machine
 
 READ_BYTES = 1 << 30  # far beyond any cache
 SLICE_S = 0.5  # longest, unless one token takes longer
@@ -34,6 +36,7 @@ class Pair:
     tokens: int
     seconds: float
     bytes_read: float  # weights and cache that the tokens made the CPU read
+    bus_bytes: int  # that crossed between a device and the host
     op_seconds: dict[str, float]  # by kind of operator
 
     @property
@@ -61,6 +64,7 @@ def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, An
         **measure_decode(engine, prompt_tokens, new_tokens),
         "handed_over": asdict(engine.handed_over) if engine.handed_over else None,
         "experts": asdict(use) if (use := engine.expert_use) else None,
+        "peak_ram_bytes": peak_ram_bytes(),
         "commit": commit(),
     }
 
@@ -73,6 +77,7 @@ def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[
     shares = {kind: sum(pair.op_seconds[kind] for pair in pairs) / seconds for kind in pairs[0].op_seconds}
     shares["between"] = 1.0 - sum(shares.values())  # sampling, the loop, and Python
     bytes_per_token = sum(pair.bytes_read for pair in pairs) / tokens
+    bus_bytes = sum(pair.bus_bytes for pair in pairs)
     return {
         "decode_tok_s": tokens / seconds,
         "bytes_per_token": round(bytes_per_token),
@@ -81,6 +86,8 @@ def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[
         "decode_share": median(pair.share for pair in pairs),
         "outside_products_share": 1.0 - sum(shares[kind] for kind in native.PRODUCTS),
         "step_shares": shares,
+        "bus_bytes_per_token": bus_bytes / tokens,
+        "link_share": _link_share(engine, bus_bytes / seconds),
     }
 
 
@@ -106,46 +113,66 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int) -> list[Pa
 def _decode_slice(decoder: Decoder, slice_s: float, limit_gb_s: float) -> Pair:
     """As many tokens as `slice_s` seconds hold, as far as the last ones tell, and at least one."""
     tokens, seconds, bytes_read = 0, 0.0, 0.0
-    before = native.op_seconds()
+    before, crossed = native.op_seconds(), bus_bytes(decoder.engine)
     started = time.perf_counter()
     while tokens == 0 or (not decoder.finished and seconds * (tokens + 1) / tokens <= slice_s):
         bytes_read += decoder.token()
         tokens += 1
         seconds = time.perf_counter() - started
     spent = {kind: total - before[kind] for kind, total in native.op_seconds().items()}
-    return Pair(limit_gb_s, tokens, seconds, bytes_read, spent)
+    return Pair(limit_gb_s, tokens, seconds, bytes_read, bus_bytes(decoder.engine) - crossed, spent)
+
+
+def bus_bytes(engine: Engine) -> int:
+    """Rows and routing handed over, experts streamed and cached, so far."""
+    over, use = engine.handed_over, engine.expert_use
+    rows = over.bytes_x + over.bytes_y + over.bytes_routing if over else 0
+    return rows + (use.bytes_streamed + use.bytes_uploaded if use else 0)
+
+
+def _link_share(engine: Engine, bytes_s: float) -> float | None:
+    """Of what the link of the GPU gives by its generation and width; None without a GPU, or if not known."""
+    if not any(name.startswith("cuda") for name in engine.device_bytes):
+        return None
+    links = [gpu.link_gb_s for gpu in Machine.detect().gpus]
+    return bytes_s / 1e9 / links[0] if links and links[0] else None
+
+
+def peak_ram_bytes() -> int:
+    """The most that was resident, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Decoder:
     """An endless answer: when the context is full, the same prompt starts again, outside the slices."""
 
     def __init__(self, engine: Engine, prompt: list[int]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._prompt = prompt
         self.finished = True
         self.ensure_running()
 
     def ensure_running(self) -> None:
         if self.finished:
-            self._engine.add(Request("bench", self._prompt, SamplingParams(temperature=0.0)))
+            self.engine.add(Request("bench", self._prompt, SamplingParams(temperature=0.0)))
             self.finished = False
             while not self._step():
                 pass
 
     def token(self) -> float:
         """Decodes one token; returns the bytes this read: the active weights, and the cache up to here."""
-        depth = self._engine.num_computed("bench") + 1
+        depth = self.engine.num_computed("bench") + 1
         self._step()
-        return self._engine.plan.decode_weight_bytes + depth * self._engine.plan.kv_token_bytes
+        return self.engine.plan.decode_weight_bytes + depth * self.engine.plan.kv_token_bytes
 
     def end(self) -> None:
-        self._engine.cancel("bench")
-        while self._engine.has_work:
-            self._engine.step()
+        self.engine.cancel("bench")
+        while self.engine.has_work:
+            self.engine.step()
 
     def _step(self) -> bool:
         """One step; True if it gave a token."""
-        outputs = self._engine.step()
+        outputs = self.engine.step()
         for output in outputs:
             if output.error:
                 raise EngineError(output.error)

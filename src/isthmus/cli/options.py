@@ -118,6 +118,15 @@ Url = Annotated[
 ApiKey = Annotated[str | None, typer.Option(help="Key of the server at --url.")]
 
 
+def counts(name: str, text: str, most: int) -> list[int]:
+    """`128,512` -> [128, 512]: whole numbers from 1 to `most`."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else 0 for word in words]
+    if not 1 <= min(numbers) <= max(numbers) <= most:
+        raise UsageError(f"{name} must be a whole number from 1 to {most}, or some as 128,512, got {text!r}")
+    return numbers
+
+
 def with_run_options(
     names: Collection[str] = RUN_OPTIONS.keys(), **own_defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
