@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "attention/paged_rows.h"
 #include "bindings/recorded.h"
 #include "bindings/row_checks.h"
 #include "isa/dispatch.h"
+#include "rows/draw.h"
 #include "rows/jobs.h"
 #include "rows/topn.h"
 
@@ -222,6 +224,36 @@ int64_t nucleus_row(Address weights, int64_t count, double mass, Address ids) {
   return nucleus(w, count, mass, required<int32_t>(ids, "ids"));
 }
 
+Filter checked_filter(double temperature, int64_t top_k, double top_p, double min_p) {
+  need(temperature > 0 && top_k >= 0 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1,
+       "draw: temperature ", temperature, ", top_k ", top_k, ", top_p ", top_p, ", min_p ", min_p);
+  return {static_cast<float>(temperature), top_k, top_p, static_cast<float>(min_p)};
+}
+
+int64_t survivors_row(Address logits, int64_t count, double temperature, int64_t top_k, double top_p,
+                      double min_p, Address ids, Address weights) {
+  need(count > 0, "survivors: no logits");
+  const Filter filter = checked_filter(temperature, top_k, top_p, min_p);
+  MaybeReleaseGil release(count);
+  return survivors(required<const float>(logits, "logits"), count, filter, required<int32_t>(ids, "ids"),
+                   required<float>(weights, "weights"));
+}
+
+// logits: [rows] addresses; choices: f64 [rows, 5], temperature, top_k, top_p, min_p and point.
+void draw_many(Address logits, Address choices, int64_t rows, int64_t count, Address tokens) {
+  need(rows > 0 && count > 0, "draw: ", rows, " rows of ", count, " logits");
+  const Address* addresses = required<const Address>(logits, "logits");
+  const double* choice = required<const double>(choices, "choices");
+  std::vector<Draw> draws;
+  for (int64_t i = 0; i < rows; i++, choice += 5) {
+    need(choice[4] >= 0 && choice[4] < 1, "draw: point ", choice[4], " of row ", i);
+    const Filter filter = checked_filter(choice[0], static_cast<int64_t>(choice[1]), choice[2], choice[3]);
+    draws.push_back({required<const float>(addresses[i], "a row"), filter, choice[4]});
+  }
+  MaybeReleaseGil release(rows * count);
+  draw_rows(draws.data(), rows, count, required<int32_t>(tokens, "tokens"));
+}
+
 bool all_finite_row(Address logits, int64_t count) {
   const float* x = required<const float>(logits, "logits");
   MaybeReleaseGil release(count);
@@ -259,6 +291,9 @@ void bind_rows(nb::module_& m) {
         "shared_weights"_a, "residual"_a);
   m.def("read_rows", &isthmus::read_rows, "cache"_a, "cache_type"_a, "width"_a, "slots"_a, "num_rows"_a,
         "num_slots"_a, "out"_a, "out_stride"_a);
+  m.def("survivors", &isthmus::survivors_row, "logits"_a, "count"_a, "temperature"_a, "top_k"_a, "top_p"_a,
+        "min_p"_a, "ids"_a, "weights"_a);
+  m.def("draw", &isthmus::draw_many, "logits"_a, "choices"_a, "rows"_a, "count"_a, "tokens"_a);
   m.def("nucleus", &isthmus::nucleus_row, "weights"_a, "count"_a, "mass"_a, "ids"_a);
   m.def("all_finite", &isthmus::all_finite_row, "logits"_a, "count"_a);
   m.def("topn", &isthmus::topn_row, "logits"_a, "count"_a, "n"_a, "values"_a, "ids"_a);

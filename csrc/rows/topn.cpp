@@ -21,8 +21,7 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 // not.
 std::vector<Entry> reaching(const float* weights, int64_t count, double mass) {
   constexpr int64_t kStep = 16;
-  float largest = 0;
-  for (int64_t i = 0; i < count; i++) largest = std::max(largest, weights[i]);
+  const float largest = highest_of(weights, count);
   std::vector<Entry> entries;
   for (const float share : {1e-3f, 1e-5f, 0.0f}) {
     const float bar = share * largest;
@@ -30,8 +29,8 @@ std::vector<Entry> reaching(const float* weights, int64_t count, double mass) {
     entries.clear();
     for (int64_t i = 0; i < count; i += kStep) {
       const int64_t end = std::min(count, i + kStep);
-      bool any = false;
-      for (int64_t j = i; j < end; j++) any |= weights[j] >= bar;
+      int any = 0;
+      for (int64_t j = i; j < end; j++) any += weights[j] >= bar;
       if (!any) continue;
       for (int64_t j = i; j < end; j++) {
         if (weights[j] < bar) continue;
@@ -105,6 +104,20 @@ int64_t nucleus(const float* weights, int64_t count, double mass, int32_t* ids) 
     ids[chosen++] = edge[i].id;
   }
   return chosen;
+}
+
+// Lane by lane, which the compiler makes vectors of; one running maximum it may not take apart.
+float highest_of(const float* x, int64_t count) {
+  constexpr int64_t kLanes = 16;
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, kLowest);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; lane++)
+      lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+  }
+  for (; i < count; i++) lanes[0] = std::max(lanes[0], x[i]);
+  return *std::max_element(lanes, lanes + kLanes);
 }
 
 bool all_finite(const float* x, int64_t count) {

@@ -14,6 +14,9 @@ void topn(const float* x, int64_t count, int64_t n, float* values, int32_t* ids)
 // are.
 int64_t nucleus(const float* weights, int64_t count, double mass, int32_t* ids);
 
+// The largest of x[count], none of them NaN; -infinity if there are none.
+float highest_of(const float* x, int64_t count);
+
 // No infinity and no NaN among x[count].
 bool all_finite(const float* x, int64_t count);
 

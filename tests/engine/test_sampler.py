@@ -17,6 +17,7 @@ from isthmus.engine.sampler import (
     check_finite,
     largest,
     nucleus,
+    sample_rows,
     survivors,
 )
 
@@ -197,12 +198,45 @@ def test_a_forbidden_token_is_never_drawn(params: SamplingParams) -> None:
     assert {chooser.sample(logits) for _ in range(200)} == {3}
 
 
-def test_a_point_that_rounds_to_the_end_stays_within_what_may_be_drawn() -> None:
+def test_a_point_just_before_the_end_stays_within_what_may_be_drawn() -> None:
     """The last id has weight 0 here; the draw below is the largest there is."""
     logits = torch.tensor([0.0, 0.1, -math.inf])
     chooser = Sampler(SamplingParams(seed=1), [], 3)
-    chooser._random.random = lambda: 1.0  # type: ignore[method-assign]
+    chooser._random.random = lambda: math.nextafter(1.0, 0.0)  # type: ignore[method-assign]
     assert chooser.sample(logits) == 1
+
+
+def test_nothing_is_chosen_where_nothing_may_be() -> None:
+    for params in (SamplingParams(temperature=0.0), SamplingParams(seed=1), SamplingParams(top_k=2)):
+        assert Sampler(params, [], 5).sample(torch.full((5,), -math.inf)) == -1
+
+
+def test_rows_together_are_rows_alone() -> None:
+    """Of all kinds: greedy, penalised, drawn with each filter; 20 tokens of each."""
+    ways = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, repetition_penalty=2.0),
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, top_p=0.9, frequency_penalty=1.0),
+        SamplingParams(seed=3, top_k=5, logit_bias={3: 9.0}),
+        SamplingParams(seed=4, min_p=0.1, temperature=1.7),
+    ]
+    torch.manual_seed(5)
+    steps = [torch.randn(len(ways), 300) * 2 for _ in range(20)]
+    together = [Sampler(params, [1, 2], 300) for params in ways]
+    got = [sample_rows(list(zip(together, step, strict=True))) for step in steps]
+    for at, params in enumerate(ways):
+        alone = Sampler(params, [1, 2], 300)
+        assert [alone.sample(step[at]) for step in steps] == [tokens[at] for tokens in got]
+
+
+@given(st.lists(st.floats(-120.0, 0.0, width=32), min_size=1, max_size=40), st.floats(0.1, 10.0))
+def test_weights_are_the_exponentials(values: list[float], temperature: float) -> None:
+    logits = torch.tensor([*values, 0.0])
+    ids, weights = survivors(logits, temperature, 0, 1.0, 0.0)
+    wanted = (logits.double() / torch.tensor(temperature).double()).exp()
+    assert ids.tolist() == list(range(len(logits)))
+    assert torch.allclose(weights.double(), wanted, rtol=2e-5, atol=1e-37)
 
 
 def test_the_largest_of_each_row_is_found_in_one_call() -> None:

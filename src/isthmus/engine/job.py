@@ -42,16 +42,16 @@ class Job:
         count = self.request.params.logprobs
         return None if count is None else RowLogprobs(logits, count)
 
-    def choose(self, logits: Tensor, largest: int | None) -> int:
-        """The next token, of which the grammar is told. logits: f32 [vocab]; largest: its argmax, if known.
+    def choose(self, logits: Tensor, known: int | None) -> int:
+        """The next token, of which the grammar is told. logits: f32 [vocab]; known: it is chosen already.
 
         SamplingError if there is none.
         """
+        token = known if known is not None else self.sampler.sample(logits)
         if self.mask is None:
-            return largest if largest is not None else self.sampler.sample(logits)
-        if logits.max() == float("-inf"):
+            return token
+        if token < 0 or logits[token] == float("-inf"):
             raise SamplingError("the grammar leaves no token to go on with")
-        token = largest if largest is not None else self.sampler.sample(logits)
         if token not in self.request.stop_ids:
             try:
                 self.mask.accept(token)

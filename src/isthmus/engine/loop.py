@@ -18,7 +18,7 @@ from isthmus.engine.job import Job
 from isthmus.engine.logprobs import RowLogprobs
 from isthmus.engine.mask import Compiler, Grammars, wait_briefly
 from isthmus.engine.request import EngineStats, FinishReason, Output, Request, TokenLogprob
-from isthmus.engine.sampler import SamplingError, argmax, check_finite
+from isthmus.engine.sampler import SamplingError, argmax, check_finite, sample_rows
 from isthmus.engine.scheduler import Scheduler, SequenceSlice, StepPlan
 from isthmus.errors import ContextLengthError, IsthmusError, UsageError
 
@@ -187,21 +187,30 @@ class StepLoop:
         ]
         told = {row: job.row_logprobs(logits[row]) for job, row in rows}  # before a mask is laid on them
         self._compiler.mask([(job.mask, logits[row]) for job, row in rows if job.mask])
-        # One call for all rows, of which some may need more than their largest logit.
-        largest = argmax(logits) if any(job.sampler.is_argmax for job, _ in rows) else []
+        # One call for all rows that need only their largest logit, and one for all others.
+        known: dict[int, int] = {}
+        if any(job.sampler.is_argmax for job, _ in rows):
+            largest = argmax(logits)
+            known = {row: largest[row] for job, row in rows if job.sampler.is_argmax}
+        drawn = [(job.sampler, row) for job, _, row in chosen if not job.sampler.is_argmax]
+        tokens = sample_rows([(sampler, logits[row]) for sampler, row in drawn])
+        known |= {row: token for (_, row), token in zip(drawn, tokens, strict=True)}
         for job, part, first in chosen:
-            tokens = self._choose(job, part, logits, largest, first)
-            events += self._advance(job, part.draft, tokens, [told[first + at] for at in range(len(tokens))])
+            answer = self._choose(job, part, logits, known, first)
+            events += self._advance(job, part.draft, answer, [told[first + at] for at in range(len(answer))])
         return events
 
     def _choose(
-        self, job: Job, part: SequenceSlice, logits: Tensor, largest: list[int], first: int
+        self, job: Job, part: SequenceSlice, logits: Tensor, known: dict[int, int], first: int
     ) -> list[int | SamplingError]:
-        """The next tokens: one, and another for each token of the draft that was chosen too."""
+        """The next tokens: one, and another for each token of the draft that was chosen too.
+
+        known: what is chosen already, by row.
+        """
         tokens: list[int | SamplingError] = []
         for row, guess in enumerate((*part.draft, None), first):
             try:
-                token = job.choose(logits[row], largest[row] if job.sampler.is_argmax else None)
+                token = job.choose(logits[row], known.get(row))
             except SamplingError as error:
                 return [*tokens, error]
             tokens.append(token)

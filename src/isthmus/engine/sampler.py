@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,16 +48,21 @@ class Sampler:
         return self.params.greedy and not self.params.penalised and not len(self._bias_ids)
 
     def sample(self, logits: Tensor) -> int:
-        """logits: [vocab] f32, contiguous, not changed; -inf for a token that may not be chosen."""
-        logits = self._adjusted(logits)
-        # numpy's argmax, the first of equals, takes 20 us of 152k logits where torch's takes 300.
-        token = int(logits.numpy().argmax()) if self.params.greedy else self._draw(logits)
+        """logits: [vocab] f32, contiguous, not changed; -inf for a token that may not be chosen, -1 if none
+        may."""
+        return sample_rows([(self, logits)])[0]
+
+    def took(self, token: int) -> None:
+        """Counts a token that was chosen, if penalties need it."""
         if self.params.penalised:
             self._seen[token] = True
             self._counts[token] += 1
-        return token
 
-    def _adjusted(self, logits: Tensor) -> Tensor:
+    def point(self) -> float:
+        """Where in the distribution the next token is: one number for each token that is drawn."""
+        return self._random.random()
+
+    def adjusted(self, logits: Tensor) -> Tensor:
         """Penalties and bias applied, in a copy where there are any."""
         params = self.params
         if params.penalised:
@@ -70,14 +76,39 @@ class Sampler:
             logits = logits.index_add(0, self._bias_ids, self._bias)
         return logits
 
-    def _draw(self, logits: Tensor) -> int:
-        params = self.params
-        ids, weights = survivors(logits, params.temperature, params.top_k, params.top_p, params.min_p)
-        cumulative = weights.cumsum(0, dtype=torch.float64)
-        end = float(cumulative[-1])
-        # Rounding may put the point on the end itself, where a token of weight 0 could be the last.
-        point = min(self._random.random() * end, math.nextafter(end, 0.0))
-        return int(ids[torch.searchsorted(cumulative, point, right=True)])
+
+def sample_rows(pairs: Sequence[tuple[Sampler, Tensor]]) -> list[int]:
+    """The next token of each sampler from its row f32 [vocab]: all that are drawn in one native call.
+
+    -1 where every logit of a row is -inf. No sampler stands there twice.
+    """
+    adjusted = [sampler.adjusted(logits) for sampler, logits in pairs]
+    tokens = [-1] * len(pairs)
+    drawn = []
+    for at, (sampler, _) in enumerate(pairs):
+        if sampler.params.greedy:
+            # numpy's argmax, the first of equals, takes 20 us of 152k logits where torch's takes 300.
+            token = int(adjusted[at].numpy().argmax())
+            tokens[at] = token if adjusted[at][token] != -math.inf else -1
+        else:
+            drawn.append(at)
+    if drawn:
+        choices = [(pairs[at][0].params, pairs[at][0].point()) for at in drawn]
+        for at, token in zip(drawn, _draw([adjusted[at] for at in drawn], choices), strict=True):
+            tokens[at] = token
+    for (sampler, _), token in zip(pairs, tokens, strict=True):
+        if token >= 0:
+            sampler.took(token)
+    return tokens
+
+
+def _draw(logits: list[Tensor], choices: list[tuple[SamplingParams, float]]) -> list[int]:
+    addresses = np.array([row.data_ptr() for row in logits], np.uint64)
+    fields = [(p.temperature, p.top_k, p.top_p, p.min_p, point) for p, point in choices]
+    numbers, tokens = np.array(fields, np.float64), np.empty(len(logits), np.int32)
+    rows.draw(addresses.ctypes.data, numbers.ctypes.data, len(logits), len(logits[0]), tokens.ctypes.data)
+    drawn: list[int] = tokens.tolist()
+    return drawn
 
 
 def argmax(logits: Tensor) -> list[int]:
@@ -99,33 +130,15 @@ def check_finite(logits: Tensor) -> None:
 def survivors(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Ids that may be drawn and their weights f32 (not normalised). logits: [vocab] f32.
+    """Ids int64 that may be drawn and their weights f32, 1 for the most probable. logits: [vocab] f32.
 
-    In no order, but always the same.
+    In no order, but always the same: that in which a point is looked up.
     """
-    vocab_size = len(logits)
-    highest = logits.max()
-
-    def weigh(values: Tensor) -> Tensor:
-        """Weight 1 for the largest: nothing overflows, and min_p is a bound on the weight itself."""
-        return ((values - highest) / temperature).exp_()
-
-    if 0 < top_k < vocab_size:
-        values, ids = largest(logits, top_k)
-        weights = weigh(values)
-        count = _reaching(weights, top_p * float(weights.sum(dtype=torch.float64))) if top_p < 1.0 else top_k
-        ids, weights = ids[:count], weights[:count]
-    else:
-        weights = weigh(logits)
-        if top_p == 1.0 and min_p == 0.0:
-            return torch.arange(vocab_size), weights
-        if top_p < 1.0:
-            ids = nucleus(weights, top_p * float(weights.sum(dtype=torch.float64)))
-            weights = weights[ids]
-        else:
-            ids = torch.arange(vocab_size)
-    kept = weights >= min_p
-    return ids[kept], weights[kept]
+    ids, weights = torch.empty(len(logits), dtype=torch.int32), torch.empty(len(logits))
+    count = rows.survivors(
+        logits.data_ptr(), len(logits), temperature, top_k, top_p, min_p, ids.data_ptr(), weights.data_ptr()
+    )
+    return ids[:count].long(), weights[:count]
 
 
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -140,9 +153,3 @@ def nucleus(weights: Tensor, mass: float) -> Tensor:
     ids = torch.empty(len(weights), dtype=torch.int32)
     count = rows.nucleus(weights.data_ptr(), len(weights), mass, ids.data_ptr())
     return ids[:count].long()
-
-
-def _reaching(weights: Tensor, mass: float) -> int:
-    """How many of the descending weights reach `mass` together: at least 1, all of them if they do not."""
-    reached = int(torch.searchsorted(weights.cumsum(0, dtype=torch.float64), mass))
-    return min(reached + 1, len(weights))

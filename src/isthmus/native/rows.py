@@ -367,6 +367,33 @@ def topn(logits: int, count: int, n: int, values: int, ids: int) -> None:
     _native.topn(logits, count, n, values, ids)
 
 
+def survivors(
+    logits: int,
+    count: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    ids: int,
+    weights: int,
+) -> int:
+    """How many of f32 [count] may be drawn; their ids int32 and weights f32 (1: the largest) are written.
+
+    In no order, but always the same; -inf has weight 0. ids, weights: [count]. top_k 0: all. Raises
+    ValueError for a filter out of range.
+    """
+    return _native.survivors(logits, count, temperature, top_k, top_p, min_p, ids, weights)
+
+
+def draw(logits: int, choices: int, num_rows: int, count: int, tokens: int) -> None:
+    """tokens: int32 [num_rows], drawn from f32 [count] at each address of uint64 [num_rows], over the pool.
+
+    choices: f64 [num_rows, 5]: temperature, top_k, top_p, min_p and a point in [0, 1), the share of weight
+    before the token. -1 where all logits are -inf. Raises ValueError for what is out of range.
+    """
+    _native.draw(logits, choices, num_rows, count, tokens)
+
+
 def nucleus(weights: int, count: int, mass: float, ids: int) -> int:
     """How many of the largest of f32 [count] weights reach `mass` together, equal ones by rising id.
 
