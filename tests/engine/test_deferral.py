@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from engine.test_together import REQUESTS, same, small, write
 from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
-from isthmus.engine.request import Request, SamplingParams
+from isthmus.engine.request import Output, Request, SamplingParams
 from isthmus.errors import UsageError
+from isthmus.models.base import load_model
+from isthmus.modules.split import ExpertSplit
+from isthmus.weights.source import open_weights
 from models import tiny
 from models.steps import prompt_of
 
@@ -108,3 +112,29 @@ def test_it_is_off_unless_asked_for_and_said_to_be_approximate(
 def test_what_it_cannot_be(make: Make, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make(**options)
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "deepseek-v3"])
+def test_giving_way_and_guessing_change_no_answer(family: str, tmp_path: Path) -> None:
+    """Tokens of an answer that are computed again, in chunks of a prefill, or verified as drafts, have late
+    experts as when they were decoded: bit for bit, in halves too."""
+    source, requests = open_weights(write(family, tmp_path)), REQUESTS[:5]
+    splits = [ExpertSplit("threaded", 512, exact=True, defer=2) for _ in range(2)]
+    plain, cut = (
+        load_model(source, RunOptions(threads=2, exact_batching=True, overlap=overlap), split=split)
+        for overlap, split in zip((False, True), splits, strict=True)
+    )
+    alone: dict[str, list[Output]] = {}
+    for request in requests:
+        one = small(plain)
+        one.add(request)
+        alone |= one.run()
+    together = small(cut, parallel=4, blocks=8, speculate=True)
+    together.scheduler.keeps_answers = False
+    together.add(*requests)
+    answers = together.run()
+    assert together.scheduler.num_preemptions > 0
+    for name, events in answers.items():
+        assert same(events) == same(alone[name])
+    for split in splits:
+        split.close()

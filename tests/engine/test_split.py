@@ -76,6 +76,17 @@ def test_overlap_hands_over_in_halves_and_changes_no_answer(path: Path, engine: 
     cut.close()
 
 
+def test_a_dense_model_has_nothing_to_hand_over_and_runs_as_on_the_cpu(tmp_path: Path) -> None:
+    case = tiny.CASES["qwen3"]
+    dense = tiny.write_case(tmp_path / "dense.gguf", case, tiny.build(case))
+    hybrid = Engine(dense, RunOptions(strategy="hybrid", device="cpu", threads=2))
+    plain = Engine(dense, RunOptions(strategy="cpu", threads=2))
+    assert [o.token for o in answer(hybrid, "a")] == [o.token for o in answer(plain, "a")]
+    assert hybrid.handed_over is None
+    hybrid.close()
+    plain.close()
+
+
 def test_overlap_without_experts_to_overlap_with_is_refused(path: Path, tmp_path: Path) -> None:
     case = tiny.CASES["qwen3"]
     dense = tiny.write_case(tmp_path / "dense.gguf", case, tiny.build(case))

@@ -204,8 +204,29 @@ def test_a_fault_in_one_half_ends_the_step_by_name_and_the_next_one_works(
     assert len(split._slots) == slots
 
 
-def test_a_time_out_ends_the_step_and_the_next_one_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second half's experts wait behind the first's, which are too slow: neither is left."""
+def test_a_fault_in_a_record_ends_its_run_and_the_next_one_works(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first half's failure leaves the second half's submission behind: the next run finds it dropped."""
+    experts = remember_experts(monkeypatch)
+    split = ExpertSplit("threaded", max_rows=512, exact=True)
+    model, layer = load(path, split), LAYERS[path.stem][0]
+    session = Session(model, 4, MAX_TOKENS)
+    batches = [session.batch([(i, [7 + i]) for i in range(4)])] * 2
+    with torch.inference_mode():
+        record = CapturedStep(model, session.state, batches[0], StepMemory())
+        good, handoff = record.logits.clone(), split.handoff
+        assert isinstance(handoff, Threaded)
+        handoff._native.set_pretended(layer, 0, "no such luck")
+        with pytest.raises(HandoffError, match=f"layer {layer}.*no such luck"), abandoned_if_failing(handoff):
+            record(batches[1])
+        handoff.set_experts(layer, experts[layer])
+        assert torch.equal(record(batches[1]), good)
+    split.close()
+
+
+def remember_experts(monkeypatch: pytest.MonkeyPatch) -> dict[int, Experts]:
+    """By layer, those that hand-offs are given from now on."""
     experts: dict[int, Experts] = {}
     set_experts = Threaded.set_experts
 
@@ -214,6 +235,12 @@ def test_a_time_out_ends_the_step_and_the_next_one_works(path: Path, monkeypatch
         set_experts(self, layer, its)
 
     monkeypatch.setattr(Threaded, "set_experts", remembered)
+    return experts
+
+
+def test_a_time_out_ends_the_step_and_the_next_one_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second half's experts wait behind the first's, which are too slow: neither is left."""
+    experts = remember_experts(monkeypatch)
     split = ExpertSplit("threaded", max_rows=512, exact=True, settings={"timeout_s": 0.2})
     model, layer = load(path, split), LAYERS[path.stem][-1]
     good, threads = whole(model, PROMPT), len(os.listdir("/proc/self/task"))
