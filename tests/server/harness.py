@@ -139,6 +139,8 @@ class Server:
         wait_for(lambda: self._uvicorn.started)
 
     def stop(self) -> None:
+        if self._gate is not None:
+            self.grant(1000)  # an engine that waits for its next step would be killed only after 2 s
         self._uvicorn.should_exit = True
         self._uvicorn.force_exit = False
         self._thread.join(PATIENCE_S)
