@@ -164,3 +164,11 @@ def test_places_need_their_memory() -> None:
     weights = (packed[0].packed, packed[1].packed, packed[2].packed)
     with pytest.raises(ValueError, match=r"3 experts take \d+ bytes, got 100"):
         ExpertSlots(weights, 3, exact=False, memory=torch.empty(100, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("count", [0, K])
+def test_deferring_none_or_all_is_refused(count: int) -> None:
+    ids, weights = torch.zeros(1, K, dtype=torch.int32), torch.ones(1, K)
+    at = ids.data_ptr()
+    with pytest.raises(ValueError, match=f"defer_choices: {count} of {K} choices of 1 tokens"):
+        choices.defer(at, weights.data_ptr(), at, 1, K, count, at, at)
