@@ -146,10 +146,3 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, ids = torch.empty(count), torch.empty(count, dtype=torch.int32)
     rows.topn(logits.data_ptr(), len(logits), count, values.data_ptr(), ids.data_ptr())
     return values, ids.long()
-
-
-def nucleus(weights: Tensor, mass: float) -> Tensor:
-    """Ids int64, in no order, of the fewest of the largest weights f32 that reach `mass` together."""
-    ids = torch.empty(len(weights), dtype=torch.int32)
-    count = rows.nucleus(weights.data_ptr(), len(weights), mass, ids.data_ptr())
-    return ids[:count].long()
