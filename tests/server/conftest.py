@@ -22,7 +22,7 @@ def gated(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Serve]:
-    """`isthmus serve demo`: a real engine, a real model."""
-    with serve("demo", "--ctx", "1024") as running:
+    """`isthmus serve demo`: a real engine and model; exact, so cached and cold give the same text."""
+    with serve("demo", "--ctx", "1024", "--exact-batching") as running:
         running.wait_ready()
         yield running
