@@ -25,16 +25,8 @@ from isthmus.server.tools import PARSERS
 from isthmus.tokenizer import Detokenizer, Segment, Tokenizer
 from tokenizer.vocabularies import byte_level
 
-# So that strings, objects and blocks end in time: what a random model likes to write, and to complete.
+# So that strings and objects end in time: what a random model likes to write.
 _FAVOURED = b'"}], \n<['
-_COMPLETED = (
-    b"</think>",
-    b"[/THINK]",
-    b"<|end|><|start|>",
-    b"\n</parameter>",
-    b"</arg_value>",
-    b"</tool_call>",
-)
 
 WEATHER = {
     "type": "object",
@@ -63,10 +55,10 @@ def tools(*, strict: bool | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def _completions(tail: bytes) -> dict[int, int]:
+def _completions(texts: list[bytes], tail: bytes) -> dict[int, int]:
     """Next bytes of texts that `tail` has begun, and how much of them is there."""
     found: dict[int, int] = {}
-    for text in _COMPLETED:
+    for text in texts:
         begun = next((n for n in range(len(text) - 1, 0, -1) if tail.endswith(text[:n])), 0)
         if begun:
             found[text[begun]] = max(begun, found.get(text[begun], 0))
@@ -82,6 +74,10 @@ class Model:
         self.tokenizer = Tokenizer.from_gguf(byte_level(user_defined=markers))
         self.grammars = VocabularyGrammars(self.tokenizer)
         self.answers = Answers(self.tokenizer, self.dialect)
+        end_of_thoughts = {"think": "</think>", "mistral": "[/THINK]", "harmony": "<|end|>", None: ""}
+        argument = PARSERS[tool_parser].writes.argument or ("",)
+        ends = (end_of_thoughts[reasoning_parser], argument[-1].strip())  # what it completes once begun
+        self._ends = [text.encode() for text in ends if text]
 
     def answering(self, prompt_end: str = "", **fields: Any) -> Answering:
         chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]} | fields)
@@ -101,7 +97,7 @@ class Model:
             row = torch.randn(self.tokenizer.vocab_size, generator=generator)
             row[favoured] += 3
             row[special] += 4
-            for next_byte, begun in _completions(tail).items():
+            for next_byte, begun in _completions(self._ends, tail).items():
                 row[self.tokenizer.encode_inside(chr(next_byte))] += 3 + 2 * begun
             self.grammars.mask([(mask, row)])
             token = int(row.argmax())
