@@ -2,6 +2,7 @@
 // by isa/NAME.cpp after a vector vocabulary and a GEMM driver.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "drivers/gemv.h"
@@ -40,14 +41,16 @@ struct FormatKernels {
   decltype(MatmulKernels::dequantize_row) dequantize_row;
 };
 
-// kOther: the table of an instruction set with the same vocabulary but for lookups, whose GEMV is taken then.
-using OtherTable = const KernelTable& (*)();
+// Other: void, or Other::table() is that of an instruction set with the same vocabulary but for lookups,
+// whose GEMV is taken then.
+template <class Other, class F>
+constexpr bool kOthers = !std::is_void_v<Other> && !kLooksUp<F>;
 
-template <class Gemm, OtherTable kOther, int Id>
+template <class Gemm, class Other, int Id>
 constexpr FormatKernels format_kernels() {
   if constexpr (KnownFormat<Id>) {
     using F = Format<Id>;
-    if constexpr (kOther != nullptr && !kLooksUp<F>)
+    if constexpr (kOthers<Other, F>)
       return {nullptr, choose_gemm<Gemm, F>(), nullptr};
     else
       return {&gemv<F>, choose_gemm<Gemm, F>(), &dequantize_row<F>};
@@ -60,45 +63,45 @@ struct FormatTable {
   FormatKernels of[kFormatIds];
 };
 
-template <class Gemm, OtherTable kOther, int... Ids>
+template <class Gemm, class Other, int... Ids>
 constexpr FormatTable make_format_table(std::integer_sequence<int, Ids...>) {
-  return {{format_kernels<Gemm, kOther, Ids>()...}};
+  return {{format_kernels<Gemm, Other, Ids>()...}};
 }
 
-template <class Gemm, OtherTable kOther>
+template <class Gemm, class Other>
 constexpr FormatTable kFormats =
-    make_format_table<Gemm, kOther>(std::make_integer_sequence<int, kFormatIds>{});
+    make_format_table<Gemm, Other>(std::make_integer_sequence<int, kFormatIds>{});
 
-template <class Gemm, OtherTable kOther>
+template <class Gemm, class Other>
 void any_gemv(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
               int64_t y_stride) {
-  const auto own = kFormats<Gemm, kOther>.of[w.format].gemv;
-  if constexpr (kOther != nullptr) {
-    if (own == nullptr) return kOther().matmul.gemv(w, x, begin, end, y, y_stride);
+  const auto own = kFormats<Gemm, Other>.of[w.format].gemv;
+  if constexpr (!std::is_void_v<Other>) {
+    if (own == nullptr) return Other::table().matmul.gemv(w, x, begin, end, y, y_stride);
   }
   own(w, x, begin, end, y, y_stride);
 }
 
-template <class Gemm, OtherTable kOther>
+template <class Gemm, class Other>
 void any_row(const MatrixView& w, int64_t row, float* out) {
-  const auto own = kFormats<Gemm, kOther>.of[w.format].dequantize_row;
-  if constexpr (kOther != nullptr) {
-    if (own == nullptr) return kOther().matmul.dequantize_row(w, row, out);
+  const auto own = kFormats<Gemm, Other>.of[w.format].dequantize_row;
+  if constexpr (!std::is_void_v<Other>) {
+    if (own == nullptr) return Other::table().matmul.dequantize_row(w, row, out);
   }
   own(w, row, out);
 }
 
 // A view's format is one of formats.def: whoever packed the matrix has checked it.
-template <class Gemm, OtherTable kOther = nullptr>
+template <class Gemm, class Other = void>
 constexpr MatmulKernels matmul_kernels(void (*enter_thread)()) {
   return {
       Gemm::reads,
       &quantize_row,
       &round_row,
-      &any_gemv<Gemm, kOther>,
+      &any_gemv<Gemm, Other>,
       [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y, int64_t y_stride,
-         void* scratch) { kFormats<Gemm, kOther>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
-      &any_row<Gemm, kOther>,
+         void* scratch) { kFormats<Gemm, Other>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
+      &any_row<Gemm, Other>,
       enter_thread,
   };
 }

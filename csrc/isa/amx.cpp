@@ -9,13 +9,17 @@
 
 namespace isthmus {
 
+struct Avx512 {
+  static const KernelTable& table() { return avx512_table(); }
+};
+
 // What works on vectors alone is avx512's, which every CPU with tiles runs: half the time to compile.
 const KernelTable& amx_table() {
   static const KernelTable table = [] {
     RowKernels rows = avx512_table().rows;
     rows.attention_amx = &amx::attention_amx;
-    return KernelTable{"amx", amx::matmul_kernels<amx::HalvesGemm, &avx512_table>(&amx::load_tile_config),
-                       rows, amx::tile_limits()};
+    return KernelTable{"amx", amx::matmul_kernels<amx::HalvesGemm, Avx512>(&amx::load_tile_config), rows,
+                       amx::tile_limits()};
   }();
   return table;
 }
