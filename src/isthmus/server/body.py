@@ -7,6 +7,7 @@ bounded, and because a client that leaves meanwhile must not count as an error.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from isthmus.server.errors import ApiError, ClientGone
 from isthmus.server.options import ServerOptions
-from isthmus.server.unsupported import refuse_unsupported
+from isthmus.server.unsupported import UNSUPPORTED, refuse_unsupported
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -29,10 +30,15 @@ _MAX_OBJECTS = 200_000
 _MAX_ITEMS = 1 << 20
 
 
-async def read_model(request: Request, model: type[ModelT], options: ServerOptions) -> ModelT:
+async def read_model(
+    request: Request,
+    model: type[ModelT],
+    options: ServerOptions,
+    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
+) -> ModelT:
     """The body as `model`. ApiError 400, 408, 413 or 415; ClientGone."""
     fields = await read_fields(request, options)
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, unsupported)
     return validated(fields, model)
 
 

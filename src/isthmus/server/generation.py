@@ -224,6 +224,20 @@ class Choices:
             raise error
 
 
+async def whole(choices: Choices) -> list[Piece]:
+    """All that comes of each choice as one piece; closes `choices`, whatever happens."""
+    answers = [Piece(index) for index in range(len(choices.generations))]
+    try:
+        async for piece in choices.pieces():
+            answer = answers[piece.index]
+            answer.events += piece.events
+            answer.tokens += piece.tokens
+            answer.finish_reason = piece.finish_reason
+    finally:
+        choices.close()
+    return answers
+
+
 async def events_of(choices: Choices) -> list[Event]:
-    """All of an answer of one choice."""
-    return [event async for piece in choices.pieces() for event in piece.events]
+    """All of an answer of one choice; closes `choices`."""
+    return (await whole(choices))[0].events

@@ -18,7 +18,7 @@ from isthmus.engine.request import SlotStats
 from isthmus.server.body import read_model
 from isthmus.server.errors import ApiError
 from isthmus.server.events import Content, Event, Reasoning, ToolArguments, ToolCall, joined
-from isthmus.server.generation import Choices, Piece
+from isthmus.server.generation import Choices, Piece, whole
 from isthmus.server.logprobs import chat_logprobs
 from isthmus.server.openapi import documented_body
 from isthmus.server.schemas.base import Sampling
@@ -64,14 +64,6 @@ def head_of(service: Service, request_id: str, kind: str) -> dict[str, Any]:
 
 async def _whole(service: Service, chat: ChatRequest) -> Response:
     choices = await service.start_chat(chat)
-    try:
-        whole = [Piece(index) for index in range(len(choices.generations))]
-        async for piece in choices.pieces():
-            whole[piece.index].events += piece.events
-            whole[piece.index].tokens += piece.tokens
-            whole[piece.index].finish_reason = piece.finish_reason
-    finally:
-        choices.close()
     answers = [
         {
             "index": piece.index,
@@ -79,7 +71,7 @@ async def _whole(service: Service, chat: ChatRequest) -> Response:
             "logprobs": _logprobs(service, chat, piece),
             "finish_reason": piece.finish_reason,
         }
-        for piece in whole
+        for piece in await whole(choices)
     ]
     head = head_of(service, choices.id, "chat.completion")
     return JSONResponse(head | {"choices": answers} | totals_of(choices, chat.num_choices))

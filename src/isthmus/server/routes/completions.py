@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from isthmus.server.body import read_model
 from isthmus.server.events import Content
-from isthmus.server.generation import Choices, Piece
+from isthmus.server.generation import Choices, Piece, whole
 from isthmus.server.logprobs import ShownToken, prompt_tokens, text_logprobs
 from isthmus.server.openapi import documented_body
 from isthmus.server.routes.chat_completions import check_stream_options, head_of
@@ -95,18 +95,11 @@ class _Writer:
 
 async def _whole(service: Service, body: CompletionRequest) -> Response:
     choices = await service.start_completion(body)
-    try:
-        whole = [Piece(index) for index in range(len(choices.generations))]
-        async for piece in choices.pieces():
-            whole[piece.index].events += piece.events
-            whole[piece.index].tokens += piece.tokens
-            whole[piece.index].finish_reason = piece.finish_reason
-    finally:
-        choices.close()
+    pieces = await whole(choices)
     writer = _Writer(service, body, choices)
     head = head_of(service, choices.id, "text_completion")
     totals = totals_of(choices, body.num_choices)
-    return JSONResponse(head | {"choices": [writer.write(piece) for piece in whole]} | totals)
+    return JSONResponse(head | {"choices": [writer.write(piece) for piece in pieces]} | totals)
 
 
 async def _stream(service: Service, body: CompletionRequest) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from isthmus.server.body import read_fields, validated
+from isthmus.server.body import read_fields, read_model, validated
 from isthmus.server.generation import Choices, events_of
 from isthmus.server.openapi import documented_body
 from isthmus.server.protocols import anthropic
@@ -16,7 +16,6 @@ from isthmus.server.schemas.anthropic import UNSUPPORTED, CountRequest, Messages
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.service import Service
 from isthmus.server.sse import ANTHROPIC, stream_of, until_gone
-from isthmus.server.unsupported import refuse_unsupported
 
 
 def build(service: Service) -> APIRouter:
@@ -29,9 +28,7 @@ def build(service: Service) -> APIRouter:
         openapi_extra=documented_body(MessagesRequest),
     )
     async def messages(request: Request) -> Response:
-        fields = await read_fields(request, service.options)
-        refuse_unsupported(fields, UNSUPPORTED)
-        body = validated(fields, MessagesRequest)
+        body = await read_model(request, MessagesRequest, service.options, UNSUPPORTED)
         answer = _stream if body.stream else _whole
         return await until_gone(request.receive, answer(service, validated(body.chat_fields(), ChatRequest)))
 
@@ -53,11 +50,7 @@ def build(service: Service) -> APIRouter:
 
 async def _whole(service: Service, chat: ChatRequest) -> Response:
     choices = await service.start_chat(chat, "msg_")
-    try:
-        events = await events_of(choices)
-    finally:
-        choices.close()
-    return JSONResponse(anthropic.whole(choices, service.model_id, events))
+    return JSONResponse(anthropic.whole(choices, service.model_id, await events_of(choices)))
 
 
 async def _stream(service: Service, chat: ChatRequest) -> Response:

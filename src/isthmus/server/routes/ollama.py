@@ -155,11 +155,7 @@ async def _answer(service: Service, choices: Choices, streams: bool, write: Line
         )
         frames = _lines(choices, write)
         return await stream_of(choices, frames, service.options.ping_interval_s, protocol)
-    try:
-        events = await events_of(choices)
-    finally:
-        choices.close()
-    return JSONResponse(write(events) | ollama.end(choices))
+    return JSONResponse(write(await events_of(choices)) | ollama.end(choices))
 
 
 async def _lines(choices: Choices, write: Line) -> AsyncGenerator[bytes, None]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from isthmus.server.body import read_fields, validated
+from isthmus.server.body import read_model, validated
 from isthmus.server.generation import Choices, events_of
 from isthmus.server.openapi import documented_body
 from isthmus.server.protocols import responses as protocol
@@ -17,7 +17,6 @@ from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.responses import UNSUPPORTED, ResponsesRequest
 from isthmus.server.service import Service
 from isthmus.server.sse import OPENAI, stream_of, until_gone
-from isthmus.server.unsupported import refuse_unsupported
 
 
 def build(service: Service) -> APIRouter:
@@ -30,9 +29,7 @@ def build(service: Service) -> APIRouter:
         openapi_extra=documented_body(ResponsesRequest),
     )
     async def responses(request: Request) -> Response:
-        fields = await read_fields(request, service.options)
-        refuse_unsupported(fields, UNSUPPORTED)
-        body = validated(fields, ResponsesRequest)
+        body = await read_model(request, ResponsesRequest, service.options, UNSUPPORTED)
         chat = validated(body.chat_fields(), ChatRequest)
         answer = _stream if body.stream else _whole
         return await until_gone(request.receive, answer(service, body, chat))
@@ -42,11 +39,8 @@ def build(service: Service) -> APIRouter:
 
 async def _whole(service: Service, body: ResponsesRequest, chat: ChatRequest) -> Response:
     choices = await service.start_chat(chat, "resp_")
-    try:
-        events = await events_of(choices)
-    finally:
-        choices.close()
-    return JSONResponse(protocol.Response(choices, body, service.model_id).object(whole_blocks(events)))
+    blocks = whole_blocks(await events_of(choices))
+    return JSONResponse(protocol.Response(choices, body, service.model_id).object(blocks))
 
 
 async def _stream(service: Service, body: ResponsesRequest, chat: ChatRequest) -> Response:
