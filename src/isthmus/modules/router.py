@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,18 @@ class RouterConfig:
     groups: int = 1
     groups_used: int = 1
 
+    @property
+    def choosing(self) -> dict[str, Any]:
+        """How scores become a choice, as kernels of every device are told."""
+        return {
+            "scoring": self.gate,
+            "groups": self.groups,
+            "groups_kept": self.groups_used,
+            "group_score": "max" if self.gate == "softmax" else "top2_sum",
+            "normalise": self.normalise,
+            "scale": self.scale,
+        }
+
 
 class Router:
     """ffn_gate_inp [experts, hidden], and exp_probs_b [experts]."""
@@ -48,13 +60,8 @@ class Router:
         self._choose = rows.Router(
             c.experts,
             c.top_k,
-            scoring=c.gate,
             bias=self._bias.data_ptr() if self._bias is not None else 0,
-            groups=c.groups,
-            groups_kept=c.groups_used,
-            group_score="max" if c.gate == "softmax" else "top2_sum",
-            normalise=c.normalise,
-            scale=c.scale,
+            **c.choosing,
         )
         del self._raw
 

@@ -31,13 +31,8 @@ class Router(NativeRouter):
         ids, weights = self._target.kernels.route(
             x.float() @ self._weight.T,
             c.top_k,
-            scoring=c.gate,
             bias=self._chooser,
-            groups=c.groups,
-            groups_kept=c.groups_used,
-            group_score="max" if c.gate == "softmax" else "top2_sum",
-            normalise=c.normalise,
-            scale=c.scale,
+            **c.choosing,
         )
         if self.observe is not None:
             self.observe(ids)
