@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.batch import Batch
+from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.engine.state import State
 from isthmus.models.base import Model, load_model
 from isthmus.weights.source import open_weights
@@ -83,3 +84,16 @@ def chunked(model: Model, prompt: Prompt, sizes: Sequence[int]) -> Tensor:
 
 def prompt_of(length: int, vocab: int, seed: int) -> list[int]:
     return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def run_and_recorded(model: Model, prompts: Sequence[Prompt], decodes: int) -> list[Tensor]:
+    """Logits of a prefill of all prompts at once, of decodes by the model, and of one from a record."""
+    session = Session(model, len(prompts))
+    logits = session.step(list(enumerate(prompts)))
+    for token in range(decodes):
+        logits += session.step([(i, [token + i]) for i in range(len(prompts))])
+    with torch.inference_mode():
+        captured = CapturedStep(model, session.state, session.batch([(0, [1])]), StepMemory())
+        assert captured.foreign == []
+        logits += [captured.logits.clone(), captured(session.batch([(0, [2])])).clone()]
+    return logits

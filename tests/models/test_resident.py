@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from isthmus.config import RunOptions
-from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.models.base import Model, load_model
 from isthmus.modules.split import DeviceExperts, ExpertSplit
 from isthmus.weights.source import open_weights
 from models import tiny
-from models.steps import Session, prompt_of
+from models.steps import Session, prompt_of, run_and_recorded
 
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
 DECODES = 2
@@ -34,16 +33,7 @@ def load(path: Path, split: ExpertSplit | None, *, exact: bool) -> Model:
 
 
 def whole_run(model: Model) -> list[Tensor]:
-    """Logits of a prefill of three prompts at once, of decodes by the model, and of one from a record."""
-    session = Session(model, len(PROMPTS))
-    logits = session.step(list(enumerate(PROMPTS)))
-    for token in range(DECODES):
-        logits += session.step([(i, [token + i]) for i in range(len(PROMPTS))])
-    with torch.inference_mode():
-        captured = CapturedStep(model, session.state, session.batch([(0, [1])]), StepMemory())
-        assert captured.foreign == []
-        logits += [captured.logits.clone(), captured(session.batch([(0, [2])])).clone()]
-    return logits
+    return run_and_recorded(model, PROMPTS, DECODES)
 
 
 def counted(model: Model) -> dict[int, Tensor]:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS, RunOptions
-from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.models.base import Model, load_model
 from isthmus.modules.split import ExpertSplit, SplitExperts
 from isthmus.native.handoff import Counters
 from isthmus.weights.source import open_weights
 from models import tiny
-from models.steps import Session, prompt_of
+from models.steps import prompt_of, run_and_recorded
 
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
 DECODES = 3
@@ -33,16 +32,7 @@ def load(path: Path, split: ExpertSplit | None) -> Model:
 
 
 def whole_run(model: Model) -> list[Tensor]:
-    """Logits of a prefill of three prompts at once, of decodes by the model, and of one from a record."""
-    session = Session(model, len(PROMPTS))
-    logits = session.step(list(enumerate(PROMPTS)))
-    for token in range(DECODES):
-        logits += session.step([(i, [token + i]) for i in range(len(PROMPTS))])
-    with torch.inference_mode():
-        captured = CapturedStep(model, session.state, session.batch([(0, [1])]), StepMemory())
-        assert captured.foreign == []
-        logits += [captured.logits.clone(), captured(session.batch([(0, [2])])).clone()]
-    return logits
+    return run_and_recorded(model, PROMPTS, DECODES)
 
 
 @pytest.mark.parametrize("kind", ["inline", "threaded"])
