@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -19,21 +20,48 @@ from isthmus.weights.shape_latent import LatentShape
 from isthmus.weights.shapes import SHAPES
 
 # So small that torch's references, too, run them at once: grouped-query and latent attention.
-SHAPES["tiny-qwen3moe"] = GroupedShape(
-    arch="qwen3moe", layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=8, top_k=2, inner=256,
-    dense_inner=512, vocab=512, context=2048, eps=1e-6, head_norms="each",
-)  # fmt: skip
-SHAPES["tiny-deepseek2"] = LatentShape(
-    layers=2, hidden=256, heads=4, q_lora=256, dense_layers=1, dense_inner=512, experts=8, top_k=2, shared=1,
-    inner=256, vocab=512, context=2048, sigmoid=True, weights_scale=1.0,
-)  # fmt: skip
-TINY = ("dummy:tiny-qwen3moe", "dummy:tiny-deepseek2")
+_TINY = {
+    "tiny-qwen3moe": GroupedShape(
+        arch="qwen3moe",
+        layers=2,
+        hidden=256,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        experts=8,
+        top_k=2,
+        inner=256,
+        dense_inner=512,
+        vocab=512,
+        context=2048,
+        eps=1e-6,
+        head_norms="each",
+    ),
+    "tiny-deepseek2": LatentShape(
+        layers=2,
+        hidden=256,
+        heads=4,
+        q_lora=256,
+        dense_layers=1,
+        dense_inner=512,
+        experts=8,
+        top_k=2,
+        shared=1,
+        inner=256,
+        vocab=512,
+        context=2048,
+        sigmoid=True,
+        weights_scale=1.0,
+    ),
+}
+TINY = tuple(f"dummy:{name}" for name in _TINY)
 
 
 @cache
 def source_of(model: str) -> DummySource:
     """Kept: its random blocks take longer to make than a small model to load."""
-    return DummySource(model)
+    with patch.dict(SHAPES, _TINY):  # which are nobody else's business
+        return DummySource(model)
 
 
 def start(setting: Setting, model: str, **options: Any) -> Engine:

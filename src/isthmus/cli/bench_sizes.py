@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.cli.measure import prefill_seconds, random_prompt
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import EngineError
+from isthmus.placement.show_report import table as aligned
 
 if TYPE_CHECKING:
     from isthmus.engine.engine import Engine
@@ -89,12 +90,12 @@ def table(results: Sequence[Result], *, markdown: bool) -> Iterator[str]:
 
 def lines(rows: Sequence[Sequence[str]], *, markdown: bool) -> Iterator[str]:
     """The first row is the head, the first column text, the others numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-        yield "| " + " | ".join(cells) + " |" if markdown else "  ".join(cells)
-        if markdown and number == 0:
-            yield "|" + "|".join(["---", *["---:"] * (len(row) - 1)]) + "|"
+    if not markdown:
+        yield from aligned([tuple(row) for row in rows], left=(0,))
+        return
+    head, *others = rows
+    for row in (head, ["---", *["---:"] * (len(head) - 1)], *others):
+        yield f"| {' | '.join(row)} |"
 
 
 @dataclass(frozen=True)

@@ -123,17 +123,15 @@ class Downloads:
 
     def remove(self, local: LocalModel) -> int:
         """Takes a model's names away, and its bytes where no other name leads to them; returns those."""
-        freed = 0
-        for file in local.model.files:
-            link = local.folder / file.path
-            blob = link.resolve()
+        links = [local.folder / file.path for file in local.model.files]
+        files = {link.resolve() for link in links}  # the links themselves in a cache without any
+        nbytes = {file: file.stat().st_size for file in files}
+        for link in links:
             link.unlink()
-            others = (p.resolve() for folder in self._snapshots(local.repo) for p in folder.rglob("*"))
-            if blob != link and blob.exists() and blob not in set(others):
-                freed += blob.stat().st_size
-                blob.unlink()
-            elif blob == link:  # a cache without links
-                freed += file.nbytes
+        named = {p.resolve() for folder in self._snapshots(local.repo) for p in folder.rglob("*")}
+        freed = sum(nbytes[file] for file in files - named)
+        for file in files - named:
+            file.unlink(missing_ok=True)
         if not self.models(local.repo) and not self.partial_bytes(local.repo):
             self._remove_empty(local.repo)
         return freed
