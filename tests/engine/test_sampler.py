@@ -19,7 +19,7 @@ from isthmus.engine.sampler import (
     sample_rows,
     survivors,
 )
-from isthmus.native import rows
+from isthmus.native import sampling
 
 
 def by_definition(
@@ -97,7 +97,7 @@ def test_a_nucleus_is_the_head_of_a_stable_sort_that_reaches_the_mass(
         expected.append(i)
         reached += values[i]
     weights, ids = torch.tensor(values), torch.empty(len(values), dtype=torch.int32)
-    count = rows.nucleus(weights.data_ptr(), len(values), mass, ids.data_ptr())
+    count = sampling.nucleus(weights.data_ptr(), len(values), mass, ids.data_ptr())
     assert sorted(ids[:count].tolist()) == sorted(expected)
 
 

@@ -19,7 +19,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from isthmus.native import rows as native_rows
-from isthmus.native.rows import PagedRows, RopeTable, RopeWrite, act_mul, all_finite, axpy, rms_norm, topn
+from isthmus.native.rows import PagedRows, RopeTable, RopeWrite, act_mul, axpy, rms_norm
+from isthmus.native.sampling import all_finite, topn
 
 # fp32 sums of n terms in 64 chains: n / 64 + 6 roundings of 2^-24 each at worst, far fewer on random data.
 FP32 = 1e-6

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from isthmus.engine.request import SamplingParams
-from isthmus.native import rows
+from isthmus.native import sampling
 
 
 class SamplingError(Exception):
@@ -106,7 +106,7 @@ def _draw(logits: list[Tensor], choices: list[tuple[SamplingParams, float]]) -> 
     addresses = np.array([row.data_ptr() for row in logits], np.uint64)
     fields = [(p.temperature, p.top_k, p.top_p, p.min_p, point) for p, point in choices]
     numbers, tokens = np.array(fields, np.float64), np.empty(len(logits), np.int32)
-    rows.draw(addresses.ctypes.data, numbers.ctypes.data, len(logits), len(logits[0]), tokens.ctypes.data)
+    sampling.draw(addresses.ctypes.data, numbers.ctypes.data, len(logits), len(logits[0]), tokens.ctypes.data)
     drawn: list[int] = tokens.tolist()
     return drawn
 
@@ -119,7 +119,7 @@ def argmax(logits: Tensor) -> list[int]:
 
 def check_finite(logits: Tensor) -> None:
     """SamplingError if f32 [vocab] or [R, vocab], contiguous, holds NaN or infinities."""
-    if not rows.all_finite(logits.data_ptr(), logits.numel()):
+    if not sampling.all_finite(logits.data_ptr(), logits.numel()):
         low, high = torch.aminmax(logits)
         raise SamplingError(
             f"the model's logits are not finite (from {float(low)} to {float(high)}): "
@@ -135,7 +135,7 @@ def survivors(
     In no order, but always the same: that in which a point is looked up.
     """
     ids, weights = torch.empty(len(logits), dtype=torch.int32), torch.empty(len(logits))
-    count = rows.survivors(
+    count = sampling.survivors(
         logits.data_ptr(), len(logits), temperature, top_k, top_p, min_p, ids.data_ptr(), weights.data_ptr()
     )
     return ids[:count].long(), weights[:count]
@@ -144,5 +144,5 @@ def survivors(
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest logits and their ids int64, largest first, equal ones in the order of their ids."""
     values, ids = torch.empty(count), torch.empty(count, dtype=torch.int32)
-    rows.topn(logits.data_ptr(), len(logits), count, values.data_ptr(), ids.data_ptr())
+    sampling.topn(logits.data_ptr(), len(logits), count, values.data_ptr(), ids.data_ptr())
     return values, ids.long()

@@ -1,6 +1,7 @@
 """The CPU core: packed weights, products over them, threads and instruction sets.
 
-`ops` wraps what multiplies by weights, `rows` what works on rows of fp32 (norm, rope, attention, router).
+`ops` wraps what multiplies by weights, `rows` what works on rows of fp32 (norm, rope, attention, router),
+`sampling` what chooses among logits.
 Arrays cross as addresses and counts; nothing here knows torch.
 """
 
