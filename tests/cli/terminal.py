@@ -108,8 +108,13 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Makes the pseudo-terminal the controlling one, so that Ctrl-C on it is a SIGINT."""
+    """Makes the pseudo-terminal the controlling one, so that Ctrl-C on it is a SIGINT.
+
+    Which whoever runs the tests in the background may have set to be ignored, for all below.
+    """
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
