@@ -20,6 +20,7 @@ from models.steps import Session, chunked, load, prompt_of, whole
 
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
 FAMILIES = ["llama3-tied", "mixtral", "qwen2moe", "qwen3moe", "deepseek-v2-lite", "deepseek-v3"]
+FAMILIES += ["glm4moe", "minimax-m2"]
 
 
 def mixed(name: str, values: np.ndarray) -> GgmlType:

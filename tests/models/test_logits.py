@@ -119,6 +119,25 @@ MUTATIONS = {
         "blk.2.ffn_down_shexp.weight",
         "blk.1.ffn_up_exps.weight[3]",
     ],
+    "glm4moe": [
+        "blk.0.attn_k.bias",
+        "blk.1.attn_q_norm.weight",
+        "blk.2.attn_k_norm.weight",
+        "blk.0.post_attention_norm.weight",
+        "blk.0.ffn_down.weight",
+        "blk.1.ffn_gate_inp.weight",
+        "blk.1.exp_probs_b.bias",
+        "blk.2.ffn_gate_shexp.weight",
+        "blk.2.ffn_down_exps.weight[5]",
+    ],
+    "glm4moe-air": ["blk.1.attn_q.bias", "blk.2.attn_v.bias", "blk.1.ffn_down_shexp.weight"],
+    "minimax-m2": [
+        "blk.0.attn_q_norm.weight",
+        "blk.1.attn_k_norm.weight",
+        "blk.0.ffn_norm.weight",
+        "blk.0.exp_probs_b.bias",
+        "blk.1.ffn_gate_exps.weight[9]",
+    ],
 }
 
 
@@ -142,4 +161,22 @@ def test_a_zeroed_part_is_seen(name: str, zeroed: str, tmp_path: Path) -> None:
         tensors | {tensor_name: mutated},
         tiny.all_f32,
     )
+    assert distance(whole(load(path), PROMPT), oracle(reference)) > 10 * F32_BOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("glm4moe", "rope.dimension_count", 32),  # the whole head turns
+        ("glm4moe", "expert_weights_scale", 1.0),
+        ("glm4moe", "expert_weights_norm", False),
+        ("minimax-m2", "rope.dimension_count", 32),
+        ("minimax-m2", "expert_gating_func", tiny.SOFTMAX),
+    ],
+)
+def test_a_wrong_key_is_seen(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    case = tiny.CASES[name]
+    reference = tiny.build(case)
+    keys, tensors = tiny.keys_of(case, reference.config), tiny.tensors_of(case, reference)
+    path = tiny.write(tmp_path / "tiny.gguf", case.arch, keys | {key: value}, tensors, tiny.all_f32)
     assert distance(whole(load(path), PROMPT), oracle(reference)) > 10 * F32_BOUND

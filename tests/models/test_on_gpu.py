@@ -37,6 +37,8 @@ FAMILIES = [
     ("deepseek-v2-lite", "Q8_0"),  # joined kv_b, queries projected directly
     ("deepseek-v2", "F32"),  # groups by their best
     ("deepseek-v3", "BF16"),  # sigmoid, selection bias, groups by their two best
+    ("glm4moe", "Q8_0"),  # half of each head turns
+    ("minimax-m2", "BF16"),  # norms over all heads together
 ]
 RESIDUALS = [torch.bfloat16, torch.float32]
 WIDE = {
@@ -99,6 +101,9 @@ ZEROED = [
     ("deepseek-v3", "blk.1.exp_probs_b.bias"),
     ("deepseek-v3", "blk.2.ffn_up_exps.weight[9]"),
     ("deepseek-v3", "blk.0.ffn_down.weight"),
+    ("glm4moe", "blk.1.attn_k_norm.weight"),
+    ("minimax-m2", "blk.0.attn_q_norm.weight"),
+    ("minimax-m2", "blk.1.attn_k_norm.weight"),
 ]
 
 

@@ -107,6 +107,13 @@ SOFTMAX, SIGMOID = int(gguf.ExpertGatingFuncType.SOFTMAX), int(gguf.ExpertGating
 V2_KEYS = {"expert_gating_func": SOFTMAX, "rope.scaling.yarn_log_multiplier": 0.0707, **YARN_KEYS}
 V3_KEYS = {"expert_gating_func": SIGMOID, "rope.scaling.yarn_log_multiplier": 0.1, **YARN_KEYS}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+HALF_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GLM = {"moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1}
+GLM |= {"num_hidden_layers": 3, "first_k_dense_replace": 1, "attention_bias": True, "num_mtp_layers": 0}
+GLM |= {"rope_parameters": HALF_TURNED, "routed_scaling_factor": 2.5}
+MINIMAX = {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 32}
+MINIMAX |= {"rope_parameters": HALF_TURNED}
+GATE_KEYS = {"expert_gating_func": SIGMOID, "rope.dimension_count": 16}
 
 CASES: dict[str, Case] = {
     "llama": Case("llama", gqa(hf.LlamaConfig)),
@@ -126,6 +133,9 @@ CASES: dict[str, Case] = {
     "deepseek-v3": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS),
     "deepseek-v3-joined": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "joined"),
     "deepseek-v3-both": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "both"),
+    "glm4moe": Case("glm4moe", gqa(hf.Glm4MoeConfig, use_qk_norm=True, **GLM), GATE_KEYS),
+    "glm4moe-air": Case("glm4moe", gqa(hf.Glm4MoeConfig, **GLM), GATE_KEYS),  # no norms of heads
+    "minimax-m2": Case("minimax-m2", gqa(hf.MiniMaxM2Config, **MINIMAX), GATE_KEYS),
 }
 
 
@@ -195,7 +205,8 @@ def round_to_bf16(model: Any) -> Any:
 def tensors_of(case: Case, model: Any) -> Tensors:
     """The model's weights under their GGUF names, as llama.cpp's converter lays them out."""
     config = model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[case.arch.upper()], config.num_hidden_layers)
+    archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(archs[case.arch], config.num_hidden_layers)
     state = dict(model.state_dict())
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
@@ -279,23 +290,27 @@ def keys_of(case: Case, config: Any) -> dict[str, Any]:
     counts = (getattr(c, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts"))
     if experts := next(filter(None, counts), None):
         keys |= {"expert_count": experts, "expert_used_count": c.num_experts_per_tok}
-    if case.arch in ("qwen2moe", "qwen3moe", "deepseek2"):
-        keys["expert_feed_forward_length"] = c.moe_intermediate_size
+    if case.arch in ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "minimax-m2"):
+        keys["expert_feed_forward_length"] = getattr(c, "moe_intermediate_size", c.intermediate_size)
+    if case.arch in ("deepseek2", "glm4moe"):
+        keys |= _shared_keys(c)
     if case.arch == "qwen2moe":
         keys["expert_shared_feed_forward_length"] = c.shared_expert_intermediate_size
     return keys | case.keys
 
 
-def _mla_keys(case: Case, c: Any) -> dict[str, Any]:
-    full = c.qk_nope_head_dim + c.qk_rope_head_dim
-    keys = {
-        "attention.kv_lora_rank": c.kv_lora_rank,
-        "rope.dimension_count": c.qk_rope_head_dim,
+def _shared_keys(c: Any) -> dict[str, Any]:
+    return {
         "leading_dense_block_count": c.first_k_dense_replace,
         "expert_shared_count": c.n_shared_experts,
         "expert_weights_scale": float(c.routed_scaling_factor),
         "expert_weights_norm": bool(c.norm_topk_prob),
     }
+
+
+def _mla_keys(case: Case, c: Any) -> dict[str, Any]:
+    full = c.qk_nope_head_dim + c.qk_rope_head_dim
+    keys = {"attention.kv_lora_rank": c.kv_lora_rank, "rope.dimension_count": c.qk_rope_head_dim}
     if case.layout == "split":  # llama.cpp since it absorbs: the cache's row as one shared head
         keys |= {"attention.key_length_mla": full, "attention.value_length_mla": c.v_head_dim}
         keys |= {"attention.key_length": c.kv_lora_rank + c.qk_rope_head_dim}

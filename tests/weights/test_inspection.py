@@ -23,7 +23,7 @@ from gguf_builder import (
 )
 
 from isthmus.errors import MalformedFileError, ModelFileError
-from isthmus.weights.inspection import ExpertLayout, TypeTotal, inspect_file, shown_value
+from isthmus.weights.inspection import ExpertLayout, MtpLayers, TypeTotal, inspect_file, shown_value
 
 PRIVATE = 137  # ik_llama.cpp's IQ2_K
 
@@ -133,3 +133,19 @@ def test_what_is_no_model_file_is_still_an_error_that_says_what_it_is(tmp_path: 
 )
 def test_values_on_one_line(value: object, kind: str, shown: str) -> None:
     assert shown_value(value, kind) == shown
+
+
+def test_layers_for_guesses_are_named_with_their_bytes(tmp_path: Path) -> None:
+    pairs = [text(ARCHITECTURE, "glm4moe"), u32("glm4moe.block_count", 3)]
+    tensors = [
+        tensor("blk.1.attn_norm.weight", [8], F32, 0),
+        tensor("blk.2.nextn.enorm.weight", [8], F32, 32),
+    ]
+    path = tmp_path / "m.gguf"
+    written(path, build([*pairs, u32("glm4moe.nextn_predict_layers", 1)], tensors, bytes(64)))
+    assert inspect_file(path).mtp == MtpLayers((2,), 32)
+    written(path, build(pairs, tensors, bytes(64)))
+    assert inspect_file(path).mtp is None
+    written(path, build([*pairs, u32("glm4moe.nextn_predict_layers", 3)], tensors, bytes(64)))
+    (problem,) = inspect_file(path).problems
+    assert "'glm4moe.nextn_predict_layers' must be less than block_count = 3, got 3" in problem

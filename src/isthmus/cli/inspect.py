@@ -80,6 +80,9 @@ def _lines(found: Inspection, problems: list[str], tensors: bool) -> Iterator[st
     yield ""
     if found.experts is not None:
         yield _experts(found.experts)
+    if found.mtp is not None:
+        layers = ", ".join(map(str, found.mtp.layers))
+        yield f"MTP: layer {layers}, {found.mtp.nbytes / 1e9:.2f} GB: for guesses of later tokens, not loaded"
     yield _tokenizer(found.tokenizer)
     yield _template(found.template)
     yield from (f"problem: {' '.join(problem.split())}" for problem in problems)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from isthmus.models.keys import Keys
-from isthmus.modules.attention import AttentionConfig
+from isthmus.modules.attention import AttentionConfig, HeadNorms
 from isthmus.modules.rope import RopeConfig
 from isthmus.modules.router import RouterConfig
+from isthmus.weights.mtp import mtp_layers
 
 # Limits of the row kernels, csrc/rows/args.h: kMaxLatentWidth, kMaxRopeDims, kMaxExperts, kMaxChosen.
 MAX_WIDTH = 2048
@@ -36,7 +37,7 @@ def decoder_keys(keys: Keys) -> dict[str, Any]:
     return {
         "vocab_size": keys.vocab_size(),
         "hidden": keys.integer("embedding_length"),
-        "layers": keys.integer("block_count", at_most=4096),
+        "layers": keys.integer("block_count", at_most=4096) - len(mtp_layers(keys.metadata)),
         "context_tokens": keys.integer("context_length"),
         "eps": keys.number("attention.layer_norm_rms_epsilon"),
     }
@@ -47,7 +48,7 @@ def read_attention(
     *,
     interleaved: bool,
     bias: Literal["none", "required", "optional"] = "none",
-    head_norm_eps: float | None = None,
+    norms: HeadNorms = "none",
 ) -> AttentionConfig:
     """Grouped-query attention; its heads are hidden / heads wide where the file says no key_length."""
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
@@ -66,7 +67,8 @@ def read_attention(
         head_dim=head_dim,
         rope=read_rope(keys, head_dim, interleaved=interleaved),
         bias=bias,
-        head_norm_eps=head_norm_eps,
+        norms=norms,
+        eps=keys.number("attention.layer_norm_rms_epsilon"),
     )
 
 
@@ -94,7 +96,18 @@ def read_rope(keys: Keys, head_dim: int, *, interleaved: bool) -> RopeConfig:
     )
 
 
-def read_router(keys: Keys, *, gate: Literal["softmax", "sigmoid"], normalise: bool) -> RouterConfig:
+Gate = Literal["softmax", "sigmoid"]
+_GATES: dict[int, Gate] = {1: "softmax", 2: "sigmoid"}  # llama.cpp's ids
+
+
+def read_gate(keys: Keys, default: Gate) -> Gate:
+    """How the router's products become scores."""
+    ids = {gate: number for number, gate in _GATES.items()}
+    gate: Gate = keys.choice("expert_gating_func", _GATES, ids[default])
+    return gate
+
+
+def read_router(keys: Keys, *, gate: Gate, normalise: bool) -> RouterConfig:
     """The expert_* keys. Without group keys every expert may be chosen, as llama.cpp has it."""
     experts = keys.integer("expert_count", at_most=MAX_EXPERTS)
     top_k = keys.integer("expert_used_count", at_most=min(experts, MAX_CHOSEN))

@@ -16,15 +16,20 @@ from torch import Tensor
 from isthmus.engine.batch import Step
 from isthmus.engine.state import LatentCache
 from isthmus.models.base import Decoder
-from isthmus.models.config import MAX_ROPE_DIM, MAX_WIDTH, DecoderConfig, decoder_keys, read_rope, read_router
+from isthmus.models.config import (
+    MAX_ROPE_DIM,
+    MAX_WIDTH,
+    DecoderConfig,
+    decoder_keys,
+    read_gate,
+    read_rope,
+    read_router,
+)
 from isthmus.models.keys import Keys
 from isthmus.modules.builder import Builder
 from isthmus.modules.mla import LatentConfig
 from isthmus.modules.rope import Rope
 from isthmus.modules.router import RouterConfig
-
-SOFTMAX, SIGMOID = 1, 2  # llama.cpp's ids; V2's files may lack the key, and mean softmax
-GATES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class DeepSeek2Config(DecoderConfig):
     def from_gguf(cls, keys: Keys) -> Self:
         decoder = decoder_keys(keys)
         inner = keys.integer("expert_feed_forward_length")
-        gate = keys.choice("expert_gating_func", GATES, default=SOFTMAX)
+        gate = read_gate(keys, default="softmax")  # V2's files may lack the key
         return cls(
             **decoder,
             attention=_read_latent_attention(keys, decoder["hidden"], decoder["eps"]),

@@ -34,16 +34,15 @@ class QwenConfig(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, keys: Keys) -> Self:
-        decoder = decoder_keys(keys)
         second = keys.architecture.startswith("qwen2")
         moe = keys.architecture.endswith("moe")
         return cls(
-            **decoder,
+            **decoder_keys(keys),
             attention=read_attention(
                 keys,
                 interleaved=False,
                 bias="required" if second else "none",
-                head_norm_eps=None if second else decoder["eps"],
+                norms="none" if second else "each",
             ),
             inner=keys.integer("expert_feed_forward_length" if moe else "feed_forward_length"),
             shared_inner=keys.integer("expert_shared_feed_forward_length") if moe and second else 0,

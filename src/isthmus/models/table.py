@@ -14,6 +14,8 @@ MODELS = {
     "qwen3": "isthmus.models.qwen:Qwen",
     "qwen3moe": "isthmus.models.qwen:Qwen",
     "deepseek2": "isthmus.models.deepseek2:DeepSeek2",
+    "glm4moe": "isthmus.models.glm4moe:Glm4Moe",
+    "minimax-m2": "isthmus.models.glm4moe:Glm4Moe",
 }
 
 

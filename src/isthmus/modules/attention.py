@@ -11,11 +11,14 @@ from torch import Tensor
 from isthmus.engine.batch import Step
 from isthmus.engine.state import KeyValueCache, PagedKeyValue
 from isthmus.modules.loader import Loader
+from isthmus.modules.norm import RmsNorm
 from isthmus.modules.rope import Rope, RopeConfig, attention_scale
 from isthmus.native import rows
 
 if TYPE_CHECKING:
     from isthmus.modules.builder import Builder
+
+HeadNorms = Literal["none", "each", "optional", "joint"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,14 @@ class AttentionConfig:
     head_dim: int
     rope: RopeConfig
     bias: Literal["none", "required", "optional"] = "none"  # of q, k and v; optional: where the file has one
-    head_norm_eps: float | None = None  # RMS norm of each head of q and k
+    # RMS norm of q and k before they turn: of each head (optional: where the file has one), or of all heads
+    # together, with a weight for every value of every head.
+    norms: HeadNorms = "none"
+    eps: float = 0.0  # of these norms
 
 
 class GroupedQueryAttention:
-    """Tensors attn_q, attn_k, attn_v, attn_output; attn_q_norm and attn_k_norm with head norms."""
+    """Tensors attn_q, attn_k, attn_v, attn_output; attn_q_norm and attn_k_norm with norms."""
 
     def __init__(self, build: Builder, c: AttentionConfig, rope: Rope) -> None:
         q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -39,10 +45,18 @@ class GroupedQueryAttention:
         self.qkv = build.linear(
             {"attn_q": q_rows, "attn_k": kv_rows, "attn_v": kv_rows}, c.hidden, bias=c.bias
         )
-        self.q_norm = self.k_norm = None
-        if c.head_norm_eps is not None:
-            self.q_norm = build.norm("attn_q_norm.weight", c.head_dim, c.head_norm_eps)
-            self.k_norm = build.norm("attn_k_norm.weight", c.head_dim, c.head_norm_eps)
+        self.head_norms: tuple[RmsNorm | None, RmsNorm | None] = (None, None)  # of q, of k
+        self.joint_norms: tuple[tuple[slice, RmsNorm], ...] = ()  # and the columns of q and k, of q/k/v
+        names = ("attn_q_norm.weight", "attn_k_norm.weight")
+        if c.norms == "each" or (c.norms == "optional" and build.has(names[0])):
+            q_norm, k_norm = (build.norm(name, c.head_dim, c.eps) for name in names)
+            self.head_norms = (q_norm, k_norm)
+        elif c.norms == "joint":
+            columns = (slice(0, q_rows), slice(q_rows, q_rows + kv_rows))
+            self.joint_norms = tuple(
+                (these, build.norm(name, these.stop - these.start, c.eps))
+                for these, name in zip(columns, names, strict=True)
+            )
         output_bias: Literal["none", "optional"] = "optional" if c.bias == "optional" else "none"
         self.output = build.linear({"attn_output": c.hidden}, q_rows, bias=output_bias)
         self.state_kind = PagedKeyValue(c.kv_heads, c.head_dim)
@@ -52,15 +66,16 @@ class GroupedQueryAttention:
 
     def load(self, loader: Loader) -> None:
         c = self.config
+        q_norm, k_norm = (norm.weight.data_ptr() if norm else 0 for norm in self.head_norms)
         self._write = rows.RopeWrite(
             c.heads,
             c.kv_heads,
             c.head_dim,
             self.rope.native,
             kv_dtype=self._kv_dtype,
-            q_norm=self.q_norm.weight.data_ptr() if self.q_norm else 0,
-            k_norm=self.k_norm.weight.data_ptr() if self.k_norm else 0,
-            eps=c.head_norm_eps or 0.0,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=c.eps,
         )
         scale = attention_scale(c.rope, c.head_dim)
         self._attend = rows.Attention(
@@ -69,7 +84,7 @@ class GroupedQueryAttention:
 
     def __call__(self, x: Tensor, residual: Tensor, step: Step, cache: KeyValueCache) -> Tensor:
         """x, residual fp32 [T, hidden]; writes the step's keys and values to `cache`; a new [T, hidden]."""
-        qkv = self.qkv(x)  # [T, (heads + 2 kv_heads) * head_dim]
+        qkv = self._normed(self.qkv(x))  # [T, (heads + 2 kv_heads) * head_dim]
         keys, values = cache.keys.data_ptr(), cache.values.data_ptr()
         self._write(qkv.data_ptr(), self.qkv.rows, step.rows, keys, values)  # q is turned in place
         out = torch.empty(x.shape[0], self.output.columns)
@@ -77,3 +92,10 @@ class GroupedQueryAttention:
             qkv.data_ptr(), self.qkv.rows, step.rows, keys, values, out.data_ptr(), self.output.columns
         )
         return self.output(out, residual)
+
+    def _normed(self, qkv: Tensor) -> Tensor:
+        """The same rows, q and k each over all its heads where a model has that; in place."""
+        for columns, norm in self.joint_norms:
+            part = qkv[:, columns]
+            norm(part, out=part)
+        return qkv

@@ -19,9 +19,11 @@ class RmsNorm:
         self.weight = loader.vector(self._raw)
         del self._raw
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x fp32 [T, n], rows may be strided; returns x / rms(x) * weight, contiguous."""
-        out = torch.empty(x.shape)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x / rms(x) * weight of x fp32 [T, n]. out: of that shape, may be x; None: new, contiguous. The
+        rows of both may be strided."""
+        if out is None:
+            out = torch.empty(x.shape)
         tokens, columns = x.shape
         rows.rms_norm(
             x.data_ptr(),
@@ -31,5 +33,6 @@ class RmsNorm:
             self.eps,
             out.data_ptr(),
             x_stride=x.stride(0),
+            out_stride=out.stride(0),
         )
         return out

@@ -21,6 +21,7 @@ from isthmus.placement.sizes import (
     ram_read,
     stays_packed,
 )
+from isthmus.weights.mtp import decoder_layers
 
 if TYPE_CHECKING:
     from isthmus.config import RunOptions
@@ -90,7 +91,7 @@ class ModelParts:
 def model_parts(source: WeightSource, options: RunOptions) -> ModelParts:
     """Raises MalformedFileError for metadata that cannot be planned with."""
     metadata = source.metadata
-    layers = metadata.int(key(metadata, "block_count"), min=1)
+    layers = decoder_layers(metadata)
     parts: dict[str, Part] = {}
     for tensor in source.tensors.values():
         path = module_path(tensor.name)

@@ -18,6 +18,7 @@ from isthmus.placement.parts import ModelParts, model_parts, module_path
 from isthmus.placement.profile import Profile
 from isthmus.placement.sizes import key, vector_bytes, weight_bytes
 from isthmus.placement.strategies import STRATEGIES
+from isthmus.weights.mtp import mtp_note
 
 if TYPE_CHECKING:
     from isthmus.weights.metadata import Metadata
@@ -164,6 +165,7 @@ def plan(
             *notes,
             *placed.notes,
             *_unused(job, options),
+            *filter(None, [mtp_note(metadata)]),
         ),
         estimate=estimate(machine, job, placed),
     )

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from isthmus.formats.spec import AS_Q8_0
+from isthmus.weights.mtp import decoder_layers
 
 if TYPE_CHECKING:
     from isthmus.weights.metadata import Metadata
@@ -138,15 +139,15 @@ def kv_token_bytes(metadata: Metadata, kv_dtype: str) -> int:
 
 def kv_layer_bytes(metadata: Metadata, kv_dtype: str) -> list[int]:
     """Of these, each layer's."""
-    layers = metadata.int(key(metadata, "block_count"), min=1)
     latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
     if latent:
-        values = [latent + metadata.int(key(metadata, "rope.dimension_count"), min=1)] * layers
+        width = latent + metadata.int(key(metadata, "rope.dimension_count"), min=1)
+        values = [width] * decoder_layers(metadata)
     else:
-        heads = _heads(metadata, layers)
+        heads = _heads(metadata)
         width = _head_width(metadata, heads)
-        kv_key = key(metadata, "attention.head_count_kv")
-        kv_heads = metadata.int_per_layer(kv_key, layers, min=0) if kv_key in metadata else heads
+        several = key(metadata, "attention.head_count_kv") in metadata
+        kv_heads = _per_layer(metadata, "attention.head_count_kv") if several else heads
         values = [count * width for count in kv_heads]
     return [count * KV_VALUE_BYTES[kv_dtype] for count in values]
 
@@ -156,8 +157,7 @@ def attention_widths(metadata: Metadata) -> tuple[int, int]:
 
     A head's keys and values; of latent attention the latents themselves, or their expansion.
     """
-    layers = metadata.int(key(metadata, "block_count"), min=1)
-    heads = _heads(metadata, layers)
+    heads = _heads(metadata)
     latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
     if latent:
         rope = metadata.int(key(metadata, "rope.dimension_count"), min=1)
@@ -169,13 +169,18 @@ def attention_widths(metadata: Metadata) -> tuple[int, int]:
     return width, width
 
 
-def _heads(metadata: Metadata, layers: int) -> list[int]:
+def _heads(metadata: Metadata) -> list[int]:
     """Of each layer; none where a layer has no attention, as in hybrids with recurrent ones."""
-    name = key(metadata, "attention.head_count")
-    heads = metadata.int_per_layer(name, layers, min=0)
+    heads = _per_layer(metadata, "attention.head_count")
     if not any(heads):
-        raise metadata.bad(name, "an integer of at least 1")
+        raise metadata.bad(key(metadata, "attention.head_count"), "an integer of at least 1")
     return heads
+
+
+def _per_layer(metadata: Metadata, name: str) -> list[int]:
+    """Of the layers that compute the next token; an array counts all in the file."""
+    every = metadata.int(key(metadata, "block_count"), min=1)
+    return metadata.int_per_layer(key(metadata, name), every, min=0)[: decoder_layers(metadata)]
 
 
 def _head_width(metadata: Metadata, heads: list[int]) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from isthmus.weights.gguf_layout import check_layout, check_written
 from isthmus.weights.gguf_shards import check_set, shard_paths
 from isthmus.weights.identity import FileIdentity, identify
 from isthmus.weights.metadata import Metadata
+from isthmus.weights.mtp import in_layers, mtp_layers
 from isthmus.weights.source import COMPANIONS, RawTensor
 
 # Files above this share of memory are also dropped from the page cache once packed: their pages would compete
@@ -46,7 +47,7 @@ class GgufSource:
         self.path = first.path
         self.metadata = Metadata(first.metadata, first.path)
         self.value_types: Mapping[str, ValueType] = first.types
-        self._tensors = _Tensors(self._files)
+        self._tensors = _Tensors(self._files, in_layers(mtp_layers(self.metadata)))
         self.tensors: Mapping[str, RawTensor] = self._tensors
         total = sum(file.header.size for file in self._files)
         self._evict = total > _EVICT_ABOVE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -128,8 +129,13 @@ class _File:
 class _Tensors(Mapping[str, RawTensor]):
     """Name -> tensor, made on demand after a look at its file."""
 
-    def __init__(self, files: list[_File]) -> None:
-        self.places = {info.name: (file, info) for file in files for info in file.header.tensors}
+    def __init__(self, files: list[_File], left_out: Callable[[str], bool]) -> None:
+        self.places = {
+            info.name: (file, info)
+            for file in files
+            for info in file.header.tensors
+            if not left_out(info.name)
+        }
 
     def __getitem__(self, name: str) -> RawTensor:
         file, info = self.places[name]

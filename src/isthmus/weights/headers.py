@@ -20,6 +20,7 @@ from isthmus.weights.gguf_shards import check_set
 from isthmus.weights.hub import Hub, RepoFile, RepoModel
 from isthmus.weights.identity import FileIdentity
 from isthmus.weights.metadata import Metadata
+from isthmus.weights.mtp import in_layers, mtp_layers
 from isthmus.weights.quants import tensor_format
 from isthmus.weights.source import RawTensor, WeightSource
 
@@ -60,12 +61,15 @@ def remote_source(hub: Hub, repo: str, model: RepoModel) -> HeaderSource:
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
         headers = list(pool.map(header, enumerate(model.files)))
     check_set(headers)
+    metadata = Metadata(headers[0].metadata, headers[0].path)
+    left_out = in_layers(mtp_layers(metadata))
     tensors = {
         info.name: header_tensor(info.name, info.shape, info.format, one.path)
         for one in headers
         for info in one.tensors
+        if not left_out(info.name)
     }
-    return HeaderSource(headers[0].path, Metadata(headers[0].metadata, headers[0].path), tensors)
+    return HeaderSource(headers[0].path, metadata, tensors)
 
 
 def requantised(source: WeightSource, quant: str) -> HeaderSource:

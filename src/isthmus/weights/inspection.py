@@ -18,6 +18,8 @@ from isthmus.errors import MalformedFileError, ModelFileError
 from isthmus.weights.gguf_header import GgufHeader, TensorInfo, read_header
 from isthmus.weights.gguf_layout import check_layout
 from isthmus.weights.gguf_shards import check_set, shard_paths
+from isthmus.weights.metadata import Metadata
+from isthmus.weights.mtp import in_layers, mtp_layers
 
 _EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down|gate_up)(?:_exps\.weight|\.\d+\.weight)")
 
@@ -56,6 +58,14 @@ class ExpertLayout:
 
 
 @dataclass(frozen=True)
+class MtpLayers:
+    """Those that only guess further tokens, which nothing here loads."""
+
+    layers: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     path: str
     files: tuple[str, ...]
@@ -70,6 +80,7 @@ class Inspection:
     experts: ExpertLayout | None
     tokenizer: dict[str, Any]
     template: dict[str, Any]
+    mtp: MtpLayers | None = None
     problems: tuple[str, ...] = field(default=())
 
 
@@ -94,6 +105,8 @@ def inspect_file(path: Path) -> Inspection:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         problems.append("general.architecture is missing or no text: not a model, perhaps an adapter")
+    mtp, problem = _mtp(tensors, Metadata(metadata, path))
+    problems += problem
     return Inspection(
         path=str(path),
         files=tuple(str(header.path) for header in headers),
@@ -108,6 +121,7 @@ def inspect_file(path: Path) -> Inspection:
         experts=_experts(tensors, metadata),
         tokenizer=_tokenizer(metadata),
         template=_template(metadata),
+        mtp=mtp,
         problems=tuple(problems),
     )
 
@@ -181,6 +195,17 @@ def _experts(tensors: tuple[Tensor, ...], metadata: dict[str, Any]) -> ExpertLay
         separate=separate,
         formats={role: {t: len(found) for t, found in types.items()} for role, types in of_type.items()},
     )
+
+
+def _mtp(tensors: tuple[Tensor, ...], metadata: Metadata) -> tuple[MtpLayers | None, list[str]]:
+    """And what is wrong with the keys that say so."""
+    try:
+        layers = mtp_layers(metadata)
+    except MalformedFileError as error:
+        return None, [str(error)]
+    belongs = in_layers(layers)
+    nbytes = sum(tensor.nbytes for tensor in tensors if belongs(tensor.name))
+    return MtpLayers(tuple(layers), nbytes) if layers else None, []
 
 
 def _tokenizer(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class WeightSource(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, RawTensor]:
-        """In file order. Fetching one checks its file as `check` does."""
+        """In file order, without those of MTP layers (`mtp.py`). Fetching one checks its file as `check`
+        does."""
 
     def identity(self) -> list[FileIdentity]:
         """What tells this model from another one, or from itself before a change."""

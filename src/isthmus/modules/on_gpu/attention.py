@@ -27,11 +27,8 @@ class GroupedQueryAttention(NativeAttention):
     def load(self, loader: Loader) -> None:
         c = self.config
         self._tables = self.rope.on(self._target.device)
-        self._norms = {
-            "q_norm": self.q_norm.weight if self.q_norm else None,
-            "k_norm": self.k_norm.weight if self.k_norm else None,
-            "eps": c.head_norm_eps or 0.0,
-        }
+        q_norm, k_norm = (norm.weight if norm else None for norm in self.head_norms)
+        self._norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": c.eps}
         self._scale = attention_scale(c.rope, c.head_dim)
 
     def __call__(  # type: ignore[override]  # a model on devices runs on their steps
@@ -40,7 +37,7 @@ class GroupedQueryAttention(NativeAttention):
         """x, residual [T, hidden]; writes the step's keys and values to `cache`; a new [T, hidden]."""
         c, kernels = self.config, self._target.kernels
         self.rope.check(step.end_position)
-        qkv = self.qkv(x)  # bf16 [T, (heads + 2 kv_heads) * head_dim]
+        qkv = self._normed(self.qkv(x))  # bf16 [T, (heads + 2 kv_heads) * head_dim]
         kernels.rope_write(
             qkv,
             c.heads,

@@ -45,9 +45,11 @@ class RmsNorm(NativeRmsNorm):
         self.weight = upload_vector(loader, self._raw, self._target)
         del self._raw
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x bf16 or fp32 [T, n], rows may be strided; x / rms(x) * weight in the residual's dtype."""
-        out = torch.empty(x.shape, dtype=self._target.residual, device=x.device)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x / rms(x) * weight of x bf16 or fp32 [T, n]. out: either dtype, may be x; None: a new one in the
+        residual's dtype. Rows may be strided."""
+        if out is None:
+            out = torch.empty(x.shape, dtype=self._target.residual, device=x.device)
         normed: Tensor = self._target.kernels.rms_norm(x, self.weight, self.eps, out)
         return normed
 
