@@ -73,6 +73,18 @@ def test_an_answer_does_not_depend_on_who_else_asks(make: Make, overlap: bool) -
     assert alone != [answers(make(), [prompt])[0] for prompt in PROMPTS]
 
 
+def test_what_a_cache_of_experts_holds_changes_no_answer(make: Make) -> None:
+    """Late ones are late there too: else what others have asked would choose which of them are."""
+    budget = 2 * 4 * 3 * 64 * 32 * 4  # four places in each layer for an expert of 64 x 32 in fp32
+    alone = [answers(make(defer_experts=2), [prompt])[0] for prompt in PROMPTS]
+    engine = make(defer_experts=2, expert_cache=budget, stream_rows=8, parallel=4)
+    for _ in range(2):  # an empty cache, then one that has learnt
+        assert answers(engine, PROMPTS) == alone
+    use = engine.expert_use
+    assert use is not None
+    assert min(use.uploads, use.hits, use.streamed) > 0
+
+
 def test_an_answer_is_not_found_as_the_beginning_of_a_prompt(make: Make) -> None:
     """What was computed with late experts is no prompt's: the prefix cache knows prompts alone."""
     engine, fresh, prompt = make(defer_experts=1), make(defer_experts=1), prompt_of(64, tiny.VOCAB, 0)
@@ -106,7 +118,6 @@ def test_it_is_off_unless_asked_for_and_said_to_be_approximate(
             {"defer_experts": 1, "strategy": "auto", "device": None},
             "strategy cpu was taken",
         ),
-        ({"defer_experts": 1, "stream_rows": 8}, "defer_experts and stream_rows do not go together"),
     ],
 )
 def test_what_it_cannot_be(make: Make, options: dict[str, Any], said: str) -> None:

@@ -219,6 +219,7 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"defer_experts": 1},
         {"overlap": True, "defer_experts": 1},
         {"expert_cache": 60_000},
+        {"expert_cache": 60_000, "defer_experts": 1, "overlap": True},
     ],
 )
 def test_what_is_done_with_experts_is_captured_too(

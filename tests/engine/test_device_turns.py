@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.stand_in import answers, logits_of, machine, start
+from engine.stand_in import answers, logits_of, start
 from isthmus.config import RunOptions
-from isthmus.engine import loading
 from isthmus.engine.engine import Engine
-from isthmus.placement.plan import plan
-from isthmus.weights.source import open_weights
 from models import tiny
 from models.devices import BOUND, distance, recorded, replayed
 from models.steps import prompt_of
@@ -66,15 +62,6 @@ def test_late_experts_are_those_of_the_cpu(
     assert engine.handed_over.submits == prefill + 2 * LAYERS - 1
     engine.close()
     plain.close()
-
-
-def test_no_expert_streams_beside_late_ones(path: Path) -> None:
-    """On a GPU they would by default, by a threshold that is measured; then none would be late."""
-    with closing(open_weights(path)) as source:
-        made = plan(machine(), source, RunOptions(strategy="hybrid", device="cuda"))
-    gpu = torch.device("cuda")
-    assert loading.streaming_of(made, RunOptions(strategy="hybrid"), gpu) is not None
-    assert loading.streaming_of(made, RunOptions(strategy="hybrid", defer_experts=1), gpu) is None
 
 
 def test_late_experts_change_what_is_decoded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine.stand_in import answers, logits_of, start
+from engine.stand_in import Step, answers, logits_of, start, watch
+from isthmus.config import RunOptions
+from isthmus.engine.engine import Engine
+from isthmus.engine.request import Request, SamplingParams
+from isthmus.engine.runner import Runner
+from isthmus.engine.scheduler import StepPlan
 from isthmus.errors import DeviceError
 from isthmus.gpu.tiles import GPU_FORMATS
 from isthmus.placement.profile import Profile
 from isthmus.placement.sizes import GPU_TILES
 from models import tiny
+from models.devices import BOUND, recorded, replayed
 from models.steps import prompt_of
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 2, 8, 3, 4
@@ -100,7 +106,7 @@ def test_the_cache_learns_between_captured_decodes(path: Path, monkeypatch: pyte
     assert use.uploads > LAYERS * TOP_K
     _, gpu = logits(path, monkeypatch, strategy="gpu")
     wanted = logits_of(gpu, OTHERS, 1)
-    everything = all(bool((hot.table >= 0).all()) for hot in engine._splits[0].resident.values())
+    everything = all(bool((hot.table[:-1] >= 0).all()) for hot in engine._splits[0].resident.values())
     bound = 0.0 if everything else 0.05
     assert distance(logits_of(engine, OTHERS, 1), wanted) <= bound
     engine.close()
@@ -120,6 +126,60 @@ def test_stream_computes_all_on_the_device_and_counts_what_crossed(
     assert use.streamed >= LAYERS * (EXPERTS + (STEPS - 1) * TOP_K)
     assert use.streamed <= LAYERS * (EXPERTS + (STEPS - 1) * 2 * TOP_K)
     engine.close()
+
+
+@pytest.mark.parametrize("placed", ["profile", "expert_cache", "stream_rows"])
+def test_late_experts_are_late_wherever_they_are(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: str
+) -> None:
+    """A prompt's step beside an answer, with experts on the device, coming to it, or streamed through it: the
+    CPU's, with the same routes, within the bound of bf16; and not what comes without any that is late."""
+    options: dict[str, Any] = {
+        "profile": {"profile": profile(tmp_path, Profile("tiny", 1, {0: (0, 5, 0, 0, 2, 7, 0, 1)}))},
+        "expert_cache": {"expert_cache": LAYERS * EXPERTS * EXPERT_BYTES},
+        "stream_rows": {"stream_rows": 1},
+    }[placed]
+    cpu = RunOptions(strategy="hybrid", device="cpu", threads=2, defer_experts=2, parallel=4)
+    plain, engine = Engine(path, cpu), start(path, monkeypatch, defer_experts=2, **options)
+    on_time = start(path, monkeypatch, **options)
+    assert isinstance(plain._runner, Runner)
+    plain._runner._captures = False  # a record would not say which experts it took
+    routes = recorded(plain._runner.model)
+    wanted = in_turns(plain)
+    got, other = (
+        in_turns(each, replayed(each._runner.model, {i: list(of) for i, of in routes.items()}))
+        for each in (engine, on_time)
+    )
+    assert len(got) == len(wanted)
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert float((mine - theirs).abs().max() / theirs.std()) <= BOUND
+    assert float((other[-1] - wanted[-1]).abs().max() / wanted[-1].std()) > BOUND
+    use = engine.expert_use
+    assert use is not None
+    assert use.hits > 0
+    for made in (plain, engine, on_time):
+        made.close()
+
+
+def in_turns(engine: Engine, _: Any = None) -> list[torch.Tensor]:
+    """Logits of each step: an answer is under way when a long prompt comes; what is sampled is given."""
+    chosen = iter(prompt_of(64, tiny.VOCAB, 3))
+    seen: list[torch.Tensor] = []
+
+    def given(execute: Step, plan: StepPlan) -> torch.Tensor:
+        seen.append(execute(plan).clone())
+        logits = torch.zeros_like(seen[-1])
+        logits[range(len(logits)), [next(chosen) for _ in logits]] = 1.0
+        return logits
+
+    watch(engine, given)
+    engine.add(Request("a", PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=8)))
+    for _ in range(4):
+        engine.step()
+    engine.add(Request("b", PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=3)))
+    while engine.has_work:
+        assert not [output.error for output in engine.step() if output.error]
+    return seen
 
 
 @pytest.mark.parametrize("hot", [False, True])

@@ -17,8 +17,10 @@ from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.errors import HandoffError
 from isthmus.models.base import Model, load_model
-from isthmus.modules.deferral import divided, divided_on
-from isthmus.modules.split import ExpertSplit
+from isthmus.modules.deferral import divided, divided_on, late_choices
+from isthmus.modules.ring import ExpertRing
+from isthmus.modules.split import DeviceExperts, ExpertSplit
+from isthmus.modules.streamed import Streaming
 from isthmus.native.handoff import abandoned_if_failing
 from isthmus.weights.source import open_weights
 from models import tiny
@@ -61,10 +63,12 @@ Load = Callable[..., tuple[Model, ExpertSplit]]
 def load(path: Path) -> Iterator[Load]:
     splits: list[ExpertSplit] = []
 
-    def loaded(defer: int, **options: Any) -> tuple[Model, ExpertSplit]:
+    def loaded(defer: int, place: Any = dict, **options: Any) -> tuple[Model, ExpertSplit]:
+        """place: makes what an ExpertSplit is told of experts on the device."""
         wanted = {"threads": 2, "exact_batching": True, "kv_dtype": "f32"} | options
         run_options = RunOptions(**wanted)
-        splits.append(ExpertSplit("threaded", 512, exact=run_options.exact_batching, defer=defer))
+        exact = run_options.exact_batching
+        splits.append(ExpertSplit("threaded", 512, exact=exact, defer=defer, **place()))
         return load_model(open_weights(path), run_options, split=splits[-1]), splits[-1]
 
     yield loaded
@@ -122,6 +126,20 @@ def with_deferral(model: Any, defer: int) -> Tensor:
             del mlp.experts.forward
 
 
+def resident() -> dict[str, Any]:
+    """Three experts of each layer that may have some are on the device, those of the last one too."""
+    return {"on_device": {layer: DeviceExperts((1, 6, 3)) for layer in range(LAYERS + 1)}}
+
+
+def streaming() -> dict[str, Any]:
+    """Of a step of more than 32 rows those experts stream that 12 rows chose."""
+    return {"streaming": Streaming(12), "ring": ExpertRing(stages=3, size=2)}
+
+
+def both() -> dict[str, Any]:
+    return resident() | streaming()
+
+
 def distance(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).abs().max() / wanted.std())
 
@@ -153,11 +171,37 @@ def test_a_prompt_is_as_without_and_what_is_late_is_a_submission_of_its_own(load
     assert split.handoff.counters().submits == split.handoff.counters().waits == 2 * LAYERS + 2 * LAYERS - 1
 
 
+@pytest.mark.parametrize("place", [resident, streaming, both])
+def test_a_late_expert_is_late_wherever_it_is(load: Load, place: Any) -> None:
+    """Experts on the device, and a step in which answers stand beside a prompt and experts stream: the bits
+    of the CPU alone under exact_batching; else as close as the rounding of partial sums."""
+    steps = [
+        ([(0, PROMPT), (1, PROMPT[:9])], [False, False]),
+        ([(0, ANSWER[:1]), (1, ANSWER[1:2]), (2, prompt_of(40, tiny.VOCAB, 5))], [True, True, False]),
+        ([(0, ANSWER), (1, prompt_of(34, tiny.VOCAB, 6))], [True, True]),  # computed again, in chunks
+        ([(0, [3]), (2, [4])], [True, True]),
+    ]
+    for exact, bound in ((True, 0.0), (False, 1e-4)):
+        logits, placed = [], None
+        for how in (dict, place):
+            model, placed = load(2, how, exact_batching=exact)
+            session = Session(model, 3)
+            logits.append(torch.cat([part for one in steps for part in step(session, *one)]))
+        assert distance(*logits) <= bound
+        use = placed.use()
+        assert use.hits > 0
+        assert use.misses > 0
+        assert (use.streamed > 0) == (place is not resident)
+    plain = Session(load(0)[0], 3)
+    assert distance(torch.cat([part for one in steps for part in step(plain, *one)]), logits[0]) > 0.01
+
+
+@pytest.mark.parametrize("place", [dict, resident, both])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_neighbours_do_not_matter(load: Load, overlap: bool) -> None:
+def test_neighbours_do_not_matter(load: Load, overlap: bool, place: Any) -> None:
     """A sequence's decodes alone, among four others, and beside chunks of prompts: the same bits."""
     alone = answered(load(2)[0])[len(PROMPT) :]
-    model, _ = load(2, overlap=overlap)
+    model, _ = load(2, place, overlap=overlap)
     session = Session(model, 6)
     step(session, [(i, PROMPT) for i in range(5)], [False] * 5)
     for at, token in enumerate(ANSWER):
@@ -171,9 +215,12 @@ def test_neighbours_do_not_matter(load: Load, overlap: bool) -> None:
         assert torch.equal(step(session, pieces, flags)[0], alone[at : at + 1])
 
 
+@pytest.mark.parametrize("place", [dict, resident])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_record_gives_the_models_bits_whichever_rows_are_sampled(load: Load, overlap: bool) -> None:
-    model = load(1, overlap=overlap)[0]
+def test_a_record_gives_the_models_bits_whichever_rows_are_sampled(
+    load: Load, overlap: bool, place: Any
+) -> None:
+    model = load(1, place, overlap=overlap)[0]
     plain = load(1)[0]
     sessions = [Session(each, 3) for each in (model, plain)]
     for session in sessions:
@@ -231,8 +278,8 @@ def test_the_choices_of_lowest_weight_are_late_and_of_equal_ones_those_further_b
     ids = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4], [5, 6, 7, 8]], dtype=torch.int32)
     weights = torch.tensor([[0.4, 0.1, 0.3, 0.2], [0.25, 0.25, 0.25, 0.25], [0.4, 0.1, 0.3, 0.2]])
     sampled = torch.tensor([1, 1, 0], dtype=torch.int32)
-    for divide in (divided, divided_on):
-        now, later = divide(ids, weights, sampled, 2)
+    late = late_choices(weights, sampled, 2)
+    for now, later in (divided(ids, weights, sampled, 2), divided_on(ids, late)):
         assert now.tolist() == [[5, -1, 7, -1], [1, 2, -1, -1], [5, 6, 7, 8]]
         assert later.tolist() == [[-1, 6, -1, 8], [-1, -1, 3, 4], [-1, -1, -1, -1]]
         assert now.dtype == later.dtype == torch.int32

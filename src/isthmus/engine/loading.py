@@ -160,13 +160,10 @@ def experts_on(plan: Plan, device: str = "") -> dict[int, DeviceExperts]:
 
 
 def streaming_of(plan: Plan, options: RunOptions, device: torch.device) -> Streaming | None:
-    """When experts cross the bus: all at every step, those of many rows in a long prompt's, or never.
-
-    Not beside deferral: what streams is a layer's, and late experts are two's.
-    """
+    """When experts cross the bus: all at every step, those of many rows in a long prompt's, or never."""
     if plan.strategy == "stream":
         return Streaming(min_rows=1, every_step=True)
-    if not plan.ring or options.defer_experts or (options.stream_rows is None and device.type == "cpu"):
+    if not plan.ring or (options.stream_rows is None and device.type == "cpu"):
         return None
     return Streaming(options.stream_rows or NEVER)  # until it has been measured
 

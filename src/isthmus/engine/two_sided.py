@@ -19,21 +19,11 @@ def check_two_sided(plan: Plan, options: RunOptions, metadata: Metadata) -> None
             f"{' and '.join(wanted)}: this is between a device and the CPU's experts, but {why}; use "
             "--strategy hybrid with a model that has experts, or leave it out"
         )
-    if options.defer_experts:
-        _check_deferral(plan, options, metadata.int(key(metadata, "expert_used_count"), 0, min=0))
-
-
-def _check_deferral(plan: Plan, options: RunOptions, top_k: int) -> None:
+    if not options.defer_experts:
+        return
+    top_k = metadata.int(key(metadata, "expert_used_count"), 0, min=0)
     if options.defer_experts >= top_k:
         raise UsageError(
             f"defer_experts must be 1 to {top_k - 1}, fewer than the {top_k} experts that a token of this "
             f"model takes, got {options.defer_experts}"
-        )
-    elsewhere = [
-        name for name in ("profile", "expert_cache", "stream_rows") if getattr(options, name) is not None
-    ]
-    if elsewhere:
-        raise UsageError(
-            f"defer_experts and {elsewhere[0]} do not go together: experts that the device has are not "
-            "waited for; leave one of them out"
         )

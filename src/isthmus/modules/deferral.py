@@ -6,8 +6,10 @@
 while the device is in the next attention. That changes what the model computes: it is approximate, opt-in,
 and said wherever a run is described. Which experts are late is decided within each token, and whether any are
 by the token alone (it was sampled, not given): an answer does not depend on its neighbours, on chunks, or on
-having been computed before. Never of a prompt's tokens, and never in a device's last layer of experts, whose
-late ones nobody would take.
+having been computed before. Nor on where an expert is: one that the device has (by a profile, in the cache,
+through the ring) could join at once, but then what a cache holds, which is other requests' doing, would
+change the answer. Never of a prompt's tokens, and never in a device's last layer of experts, whose late ones
+nobody would take.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from isthmus.native import choices
 def divided(ids: Tensor, weights: Tensor, sampled: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(choices for now, those for later), each int32 [T, k] with -1 in the place of the other's.
 
-    ids int32, weights fp32 [T, k]; sampled int32 [T], not 0 for tokens of which `count` choices are late. A
-    recorded operator of the CPU; `divided_on` is the same in torch.
+    ids int32 (or the slots they are in), weights fp32 [T, k]; sampled int32 [T], not 0 for tokens of which
+    `count` choices are late. A recorded operator of the CPU; `divided_on` is the same in torch.
     """
     now, later = torch.empty_like(ids), torch.empty_like(ids)
     tokens, k = ids.shape
@@ -39,9 +41,12 @@ def divided(ids: Tensor, weights: Tensor, sampled: Tensor, count: int) -> tuple[
     return now, later
 
 
-def divided_on(ids: Tensor, weights: Tensor, sampled: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As `divided`, on any device."""
+def late_choices(weights: Tensor, sampled: Tensor, count: int) -> Tensor:
+    """bool [T, k]: the choices that `divided` puts to later; on any device."""
     place = weights.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0: the highest weight
-    late = (place >= ids.shape[1] - count) & (sampled != 0)[:, None]
-    nobody = torch.full_like(ids, choices.NO_EXPERT)
-    return torch.where(late, nobody, ids), torch.where(late, ids, nobody)
+    return (place >= weights.shape[1] - count) & (sampled != 0)[:, None]
+
+
+def divided_on(ids: Tensor, late: Tensor) -> tuple[Tensor, Tensor]:
+    """As `divided`, on any device; late: of `late_choices`."""
+    return ids.masked_fill(late, choices.NO_EXPERT), ids.masked_fill(~late, choices.NO_EXPERT)

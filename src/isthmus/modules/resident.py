@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from isthmus.modules.deferral import divided
 from isthmus.modules.experts import PackedMatrices
 from isthmus.modules.slots import ExpertSlots
 from isthmus.native import choices, rows
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Started:
-    """A layer's choices on their way: those of the CPU in `slot`, those of the device in `ours`."""
+    """Choices on their way: those of the CPU in `slot`, those of the device in `ours`."""
 
     slot: Slot
     ours: Tensor  # fp32, [T, H] or, a row for each choice, [T * k, H]
@@ -55,11 +56,23 @@ class ResidentExperts:
             self.upload(slot, expert)
             self.enter(slot, expert)
 
-    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
-        """x fp32 [T, H], ids int32 and weights fp32 [T, k]."""
-        (tokens, hidden), k = x.shape, ids.shape[1]
+    def start(
+        self, x: Tensor, ids: Tensor, weights: Tensor, sampled: Tensor | None
+    ) -> tuple[Started, Started | None]:
+        """As `Way.start`."""
         here, there = self.place(ids)
-        slot, handoff = self._split.slot(self._layer, tokens), self._split.open(hidden, k)
+        if sampled is None:
+            return self._start(x, here, there, weights), None
+        ours, theirs = (divided(part, weights, sampled, self._split.defer) for part in (here, there))
+        now = self._start(x, ours[0], theirs[0], weights)
+        return now, self._start(x, ours[1], theirs[1], weights, late=True)
+
+    def _start(
+        self, x: Tensor, here: Tensor, there: Tensor, weights: Tensor, *, late: bool = False
+    ) -> Started:
+        """here: slots, there: ids, int32 [T, k], -1 for choices that are not computed there, or not now."""
+        (tokens, hidden), k = x.shape, here.shape[1]
+        slot, handoff = self._split.slot(self._layer, tokens, late=late), self._split.open(hidden, k)
         if self._split.apart:
             every = torch.empty(tokens * k, hidden)
             choices.repeat(x.data_ptr(), tokens, hidden, k, every.data_ptr())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from isthmus.native import ops, rows
 from isthmus.native.handoff import Handoff, Inline, Ring, Slot, Threaded, on_stream, slot_rows
 
 EVENTS = 1024  # kept of a hand-off: four a layer
+
+# Waits for what a layer has left to the next one, and returns it: [T, H].
+Owed: TypeAlias = Callable[[], Tensor]
 
 
 def _on_stream(hidden: int, top_k: int, **settings: Any) -> Handoff:
@@ -101,7 +104,7 @@ class ExpertSplit:
     _use: ExpertUse = field(default_factory=ExpertUse)
     lane: int = 0
     _lanes: Sequence[Any] = ()  # of the step under way
-    _late: dict[int, Slot] = field(default_factory=dict)  # by lane, what its last layer has left
+    _late: dict[int, Owed] = field(default_factory=dict)  # by lane, what its last layer has left
     _last_layer: int = -1  # with experts on the CPU
     _slots: dict[tuple[int, bool, int, int], Slot] = field(default_factory=dict)  # lane, late, layer, rows
     _rings: dict[tuple[int, bool], Ring] = field(default_factory=dict)  # by lane, and late
@@ -145,8 +148,8 @@ class ExpertSplit:
         sampled: Tensor = self._lanes[self.lane].sampled
         return sampled
 
-    def exchange(self, late: Slot | None) -> Slot | None:
-        """Leaves what was submitted for later to the lane's next layer; returns what the last one left."""
+    def exchange(self, late: Owed | None) -> Owed | None:
+        """Leaves what was started for later to the lane's next layer; returns what the last one left."""
         owed = self._late.pop(self.lane, None)
         if late is not None:
             self._late[self.lane] = late
@@ -219,11 +222,16 @@ class ExpertSplit:
 class Way(Protocol):
     """How a layer's routed experts are computed, in two halves: between them the device does other things."""
 
-    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Any:
-        """x fp32 [T, H], ids int32 and weights fp32 [T, k]; what `finish` wants."""
+    def start(
+        self, x: Tensor, ids: Tensor, weights: Tensor, sampled: Tensor | None
+    ) -> tuple[Any, Any | None]:
+        """x fp32 [T, H], ids int32 and weights fp32 [T, k]; sampled: as for `divided`, None: none is late.
+
+        What `finish` wants of the choices for now, and of those for later, None without any.
+        """
 
     def finish(self, started: Any) -> Tensor:
-        """The weighted sum of the chosen experts, a new fp32 [T, H]. Raises HandoffError."""
+        """The weighted sum of these choices, a new fp32 [T, H]. Raises HandoffError."""
 
 
 class HandedOver:
@@ -232,9 +240,17 @@ class HandedOver:
     def __init__(self, split: ExpertSplit, layer: int) -> None:
         self._split, self._layer = split, layer
 
-    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Slot, Tensor]:
+    def start(
+        self, x: Tensor, ids: Tensor, weights: Tensor, sampled: Tensor | None
+    ) -> tuple[Any, Any | None]:
+        if sampled is None:
+            return self._submit(x, ids, weights), None
+        now, later = divided(ids, weights, sampled, self._split.defer)
+        return self._submit(x, now, weights), self._submit(x, later, weights, late=True)
+
+    def _submit(self, x: Tensor, ids: Tensor, weights: Tensor, *, late: bool = False) -> tuple[Slot, Tensor]:
         tokens, hidden = x.shape
-        slot = self._split.slot(self._layer, tokens)
+        slot = self._split.slot(self._layer, tokens, late=late)
         handoff = self._split.open(hidden, ids.shape[1])
         handoff.submit(slot, tokens, x.data_ptr(), ids.data_ptr(), weights.data_ptr())
         return slot, x
@@ -253,9 +269,12 @@ class ByRows:
     def __init__(self, few: Way, many: Way) -> None:
         self._few, self._many = few, many
 
-    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Way, Any]:
+    def start(
+        self, x: Tensor, ids: Tensor, weights: Tensor, sampled: Tensor | None
+    ) -> tuple[Any, Any | None]:
         way = self._few if len(x) <= MAX_CAPTURED_ROWS else self._many
-        return way, way.start(x, ids, weights)
+        now, late = way.start(x, ids, weights, sampled)
+        return (way, now), None if late is None else (way, late)
 
     def finish(self, started: tuple[Way, Any]) -> Tensor:
         way, begun = started
@@ -291,13 +310,8 @@ class SplitExperts:
         Returns a new [T, hidden]. Raises HandoffError.
         """
         tokens, hidden = x.shape
-        sampled, late = self._split.defers(self._layer), None
-        if sampled is None:
-            started = self._way.start(x, ids, weights)
-        else:
-            now, later = divided(ids, weights, sampled, self._split.defer)
-            started, late = self._way.start(x, now, weights), self._submit_late(x, later, weights)
-        owed = self._split.exchange(late)
+        started, late = self._way.start(x, ids, weights, self._split.defers(self._layer))
+        owed = self._split.exchange(None if late is None else lambda: self._way.finish(late))
         beside = None
         if self._shared is not None:
             beside = torch.empty_like(residual)
@@ -306,7 +320,8 @@ class SplitExperts:
         def finish() -> Tensor:
             out = self._way.finish(started)
             if owed is not None:
-                self._add_late(owed, out)
+                late_sum = owed()
+                rows.join(out.data_ptr(), tokens, hidden, shared=late_sum.data_ptr())
             rows.join(
                 out.data_ptr(),
                 tokens,
@@ -318,15 +333,3 @@ class SplitExperts:
             return out
 
         return self._split.promised(residual, finish)
-
-    def _submit_late(self, x: Tensor, later: Tensor, weights: Tensor) -> Slot:
-        assert self._split.handoff is not None
-        slot = self._split.slot(self._layer, len(x), late=True)
-        self._split.handoff.submit(slot, len(x), x.data_ptr(), later.data_ptr(), weights.data_ptr())
-        return slot
-
-    def _add_late(self, owed: Slot, out: Tensor) -> None:
-        assert self._split.handoff is not None
-        y = torch.empty_like(out)
-        self._split.handoff.wait(owed, y.data_ptr())
-        rows.join(y=out.data_ptr(), num_rows=len(out), columns=out.shape[1], shared=y.data_ptr())

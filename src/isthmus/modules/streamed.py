@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from isthmus.modules.deferral import divided
 from isthmus.modules.experts import PackedMatrices
 from isthmus.modules.ring import Places, Stage
 from isthmus.modules.slots import ExpertSlots, slots_bytes
@@ -47,13 +48,13 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Started:
-    """What the device gave, by choice, and what the CPU was asked for."""
+    """A sum of choices on its way: what the device gave, by choice, and what the CPU was asked for."""
 
     parts: Tensor  # fp32 [T * k, H]
-    here: Tensor  # int32 [T, k], -1: not in parts
+    summed: Tensor  # int32 [T, k], -1: not of this sum, or in the CPU's own
     weights: Tensor
     slot: Slot | None  # of the CPU's
-    pairs: Tensor | None  # int64: choices that crossed as rows of their own
+    pairs: Tensor | None  # int64: choices that crossed as rows of their own, whose place is in parts
 
 
 @dataclass(frozen=True)
@@ -158,30 +159,35 @@ class StreamedExperts(Streamer):
         super().__init__(split, layer, weights, slots_bytes(weights, size), places)
         self._resident = resident
 
-    def start(self, x: Tensor, ids: Tensor, weights: Tensor) -> Started:
-        """x fp32 [T, H], ids int32 and weights fp32 [T, k]."""
+    def start(
+        self, x: Tensor, ids: Tensor, weights: Tensor, sampled: Tensor | None
+    ) -> tuple[Started, Started | None]:
+        """As `Way.start`."""
         (tokens, hidden), k = x.shape, ids.shape[1]
         resident = self._resident.table.long() if self._resident else torch.full((self._experts,), -1)
         chosen = self.choose(ids, resident)
-        slot, pairs = self._submit(x, ids, weights, chosen.here)
-        parts = torch.empty(tokens * k, hidden)
+        parts, late = torch.empty(tokens * k, hidden), None
+        if sampled is None:
+            now = self._start(x, ids, weights, chosen.here, parts)
+        else:
+            of_both = divided(ids, weights, sampled, self._split.defer)
+            now = self._start(x, of_both[0], weights, chosen.here, parts)
+            late = self._start(x, of_both[1], weights, chosen.here, parts, late=True)
         if self._resident is not None and self._resident.slots is not None:
             compute(x, resident[chosen.flat], self._resident.slots, parts, k)
         self.stream(x, chosen, parts, k)
-        return Started(parts, chosen.here, weights, slot, pairs)
+        return now, late
 
     def finish(self, started: Started) -> Tensor:
-        """The weighted sum of all choices, a new fp32 [T, H]. Raises HandoffError."""
-        (tokens, k), hidden = started.here.shape, started.parts.shape[1]
-        here = started.here
+        """As `Way.finish`."""
+        (tokens, k), hidden = started.summed.shape, started.parts.shape[1]
         if started.pairs is not None:
             theirs = torch.empty(len(started.pairs), hidden)
             self._wait(started, theirs)
             started.parts[started.pairs] = theirs
-            here = torch.zeros_like(here)
         out = torch.empty(tokens, hidden)
         choices.sum_of(
-            here.data_ptr(),
+            started.summed.data_ptr(),
             started.weights.data_ptr(),
             started.parts.data_ptr(),
             0,
@@ -201,20 +207,21 @@ class StreamedExperts(Streamer):
         assert self._split.handoff is not None
         self._split.handoff.wait(started.slot, theirs.data_ptr())
 
-    def _submit(
-        self, x: Tensor, ids: Tensor, weights: Tensor, here: Tensor
-    ) -> tuple[Slot | None, Tensor | None]:
-        """Gives the CPU what is not here, where there is any: (slot, the choices if each is a row)."""
-        theirs = torch.nonzero(here.view(-1) < 0).view(-1)
+    def _start(
+        self, x: Tensor, ids: Tensor, weights: Tensor, here: Tensor, parts: Tensor, *, late: bool = False
+    ) -> Started:
+        """Gives the CPU those of `ids` (-1: of another sum) that are not here, if there are any."""
+        there = torch.where(here < 0, ids, choices.NO_EXPERT)
+        summed = torch.where(here < 0, choices.NO_EXPERT, ids)
+        theirs = torch.nonzero(there.view(-1) >= 0).view(-1)
         if not len(theirs):
-            return None, None
+            return Started(parts, summed, weights, None, None)
         (tokens, hidden), k = x.shape, ids.shape[1]
-        handoff, slot = self._split.open(hidden, k), self._split.slot(self._layer, tokens)
+        handoff, slot = self._split.open(hidden, k), self._split.slot(self._layer, tokens, late=late)
         if not self._split.apart:
-            there = torch.where(here < 0, ids, choices.NO_EXPERT)
             handoff.submit(slot, tokens, x.data_ptr(), there.data_ptr(), weights.data_ptr())
-            return slot, None
-        every, there = x[theirs // k], ids.view(-1)[theirs]
+            return Started(parts, summed, weights, slot, None)
+        every, those = x[theirs // k], there.view(-1)[theirs]
         ones = self._split.ones.data_ptr()
-        handoff.submit(slot, len(theirs), every.data_ptr(), there.data_ptr(), ones)
-        return slot, theirs
+        handoff.submit(slot, len(theirs), every.data_ptr(), those.data_ptr(), ones)
+        return Started(parts, ids, weights, slot, theirs)

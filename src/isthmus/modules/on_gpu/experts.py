@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isthmus.errors import UnsupportedError
 from isthmus.gpu.tiles import PackedMatrix
-from isthmus.modules.deferral import divided_on
+from isthmus.modules.deferral import divided_on, late_choices
 from isthmus.modules.experts import Experts as NativeExperts
 from isthmus.modules.experts import Matrices, pack_matrices
 from isthmus.modules.loader import Loader
@@ -25,6 +25,7 @@ from isthmus.modules.on_gpu.ffn import Ffn, beside
 from isthmus.modules.on_gpu.plain_experts import plain_parts
 from isthmus.modules.on_gpu.target import Target
 from isthmus.modules.on_gpu.weights import stays_packed, upload, upload_plain
+from isthmus.modules.split import Owed
 from isthmus.native import ops
 from isthmus.native.handoff import Slot
 
@@ -157,20 +158,35 @@ class SplitExperts:
 
         Under a stream nothing is raised here: `Handoff.check` says what failed when the stream is done.
         """
-        sampled, later = self._split.defers(self._layer), None
-        if sampled is not None:
-            ids, later = divided_on(ids, weights, sampled, self._split.defer)
+        ids, later = self._divided(ids, self._late(weights))
         slot = self._submit(x, ids, weights)
-        owed = self._split.exchange(None if later is None else self._submit(x, later, weights, late=True))
+        owed = self._leave(None if later is None else self._submit(x, later, weights, late=True), residual)
         base = beside(self._shared, x, residual, shared_weights)
 
         def finish() -> Tensor:
-            y, summed = self._wait(slot, residual), base
-            if owed is not None:
-                summed = base.float() + self._wait(owed, residual)
+            y = self._wait(slot, residual)
+            summed = base if owed is None else base.float() + owed()
             return torch.add(summed, y, out=torch.empty_like(residual))  # fp32 within, with a shared expert
 
         return self._split.promised(residual, finish)
+
+    def _late(self, weights: Tensor) -> Tensor | None:
+        """bool [T, k]: this layer's choices that come late; None: none of this step's may."""
+        sampled = self._split.defers(self._layer)
+        return None if sampled is None else late_choices(weights, sampled, self._split.defer)
+
+    @staticmethod
+    def _divided(ids: Tensor, late: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return (ids, None) if late is None else divided_on(ids, late)
+
+    def _leave(self, slot: Slot | None, like: Tensor, partial: Tensor | None = None) -> Owed | None:
+        """Leaves what comes late to the next layer: what the CPU has in `slot`, and `partial`. Returns what
+        the layer before left."""
+        if slot is None:
+            return self._split.exchange(None if partial is None else lambda: partial)
+        if partial is None:
+            return self._split.exchange(lambda: self._wait(slot, like))
+        return self._split.exchange(lambda: partial + self._wait(slot, like))
 
     def _submit(self, x: Tensor, ids: Tensor, weights: Tensor, *, late: bool = False) -> Slot:
         slot, given = self._split.slot(self._layer, len(x), late=late), (x, ids, weights)

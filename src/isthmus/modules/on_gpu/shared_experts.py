@@ -23,7 +23,7 @@ from isthmus.modules.on_gpu.experts import SplitExperts
 from isthmus.modules.on_gpu.ffn import Ffn, beside
 from isthmus.modules.on_gpu.slots import DeviceSlots, device_slots_bytes
 from isthmus.modules.on_gpu.target import Target
-from isthmus.modules.split import DeviceExperts, ExpertSplit
+from isthmus.modules.split import DeviceExperts, ExpertSplit, Owed
 from isthmus.modules.streamed import Streamer, compute
 from isthmus.native import ops
 from isthmus.native.choices import NO_EXPERT
@@ -38,8 +38,9 @@ class HotExperts:
     ) -> None:
         self._split, num_experts, device = split, weights[0].experts, target.device
         self.slots = DeviceSlots(target, weights, here.count, split.copies) if here.count else None
-        self.table = torch.full((num_experts,), NO_EXPERT, dtype=torch.int32, device=device)
-        self.on_host = torch.full((num_experts,), NO_EXPERT)  # the same
+        # One more than there are: what an id of -1, a choice of another sum, finds there.
+        self.table = torch.full((num_experts + 1,), NO_EXPERT, dtype=torch.int32, device=device)
+        self.on_host = torch.full((num_experts,), NO_EXPERT)  # the same for every expert
         self._uses = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self._copies: dict[int, Callable[[], bool]] = {}  # by slot
         split.copies.follow()  # the slots' memory is fresh
@@ -55,6 +56,12 @@ class HotExperts:
         flat = ids.view(-1).long()
         self._uses.index_add_(0, flat, torch.ones_like(flat))
         return torch.where(self.table[flat].view(ids.shape) >= 0, NO_EXPERT, ids)
+
+    def partial(self, x: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """residual + the weighted sum of those of `ids` (-1: of another sum) that are here, fp32 [T, H]."""
+        assert self.slots is not None
+        into = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        return self.slots.weighted(x, ids, weights, self.table, into, residual)
 
     @property
     def expert_bytes(self) -> int:
@@ -121,12 +128,17 @@ class SharedExperts(SplitExperts):
         """x, residual [T, hidden] in the residual's dtype; a new one. HandoffError as for SplitExperts."""
         if self._streamer is not None and (self._every_step or len(x) > MAX_CAPTURED_ROWS):
             return self._streamed(self._streamer, x, residual, ids, weights, shared_weights)
-        slot = self._submit(x, self._hot.elsewhere(ids), weights)
-        partial = beside(self._shared, x, residual, shared_weights)
+        late = self._late(weights)
+        here, here_later = self._divided(ids, late)
+        there, there_later = self._divided(self._hot.elsewhere(ids), late)
+        slot = self._submit(x, there, weights)
+        slot_later = None if there_later is None else self._submit(x, there_later, weights, late=True)
+        partial, partial_later = beside(self._shared, x, residual, shared_weights), None
         if self._hot.slots is not None:
-            into = torch.empty(residual.shape, dtype=torch.float32, device=x.device)
-            partial = self._hot.slots.weighted(x, ids, weights, self._hot.table, into, partial)
-        return self._split.promised(residual, lambda: self._sum(partial, slot, residual))
+            partial = self._hot.partial(x, here, weights, partial)
+            partial_later = None if here_later is None else self._hot.partial(x, here_later, weights)
+        owed = self._leave(slot_later, residual, partial_later)
+        return self._split.promised(residual, lambda: self._sum(partial, owed, slot, residual))
 
     def _streamed(
         self,
@@ -140,22 +152,36 @@ class SharedExperts(SplitExperts):
         (tokens, hidden), k = x.shape, ids.shape[1]
         on_host = ids.cpu()
         chosen = streamer.choose(on_host, self._hot.on_host)
-        there = torch.where(chosen.here < 0, on_host, NO_EXPERT)
-        slot = self._submit(x, there.to(x.device), weights) if bool((there >= 0).any()) else None
+        late = self._late(weights)
+        here, here_later = self._divided(chosen.here.to(x.device), late)
+        theirs = torch.where(chosen.here < 0, on_host, NO_EXPERT)
+        there, there_later = self._divided(theirs.to(x.device), late)
+        wants = bool((theirs >= 0).any())
+        slot = self._submit(x, there, weights) if wants else None
+        slot_later = None
+        if wants and there_later is not None:
+            slot_later = self._submit(x, there_later, weights, late=True)
         base = beside(self._shared, x, residual, shared_weights)
         parts = torch.empty(tokens * k, hidden, dtype=torch.float32, device=x.device)
         if self._hot.slots is not None:
             compute(x, self._hot.on_host[chosen.flat], self._hot.slots, parts, k)
         streamer.stream(x, chosen, parts, k)
-        into = torch.empty(residual.shape, dtype=torch.float32, device=x.device)
-        here = chosen.here.to(x.device)
-        partial: Tensor = self._target.kernels.weighted_sum(
-            parts.view(tokens, k, hidden), weights, here, into, residual=base
-        )
-        return self._split.promised(residual, lambda: self._sum(partial, slot, residual))
 
-    def _sum(self, partial: Tensor, slot: Slot | None, residual: Tensor) -> Tensor:
-        """With what comes of the CPU's choices, if it has any; rounded once."""
+        def summed(choices: Tensor, base: Tensor | None) -> Tensor:
+            into = torch.empty(residual.shape, dtype=torch.float32, device=x.device)
+            by_choice = parts.view(tokens, k, hidden)
+            done: Tensor = self._target.kernels.weighted_sum(by_choice, weights, choices, into, residual=base)
+            return done
+
+        partial = summed(here, base)
+        owed = self._leave(slot_later, residual, None if here_later is None else summed(here_later, None))
+        return self._split.promised(residual, lambda: self._sum(partial, owed, slot, residual))
+
+    def _sum(self, partial: Tensor, owed: Owed | None, slot: Slot | None, residual: Tensor) -> Tensor:
+        """With what the layer before has left, and what comes of the CPU's choices, if it has any; rounded
+        once."""
+        if owed is not None:
+            partial = partial.float() + owed()
         if slot is None:
             return partial.to(residual.dtype)
         return torch.add(partial, self._wait(slot, residual), out=torch.empty_like(residual))

@@ -57,12 +57,12 @@ class DeviceSlots:
             self._copies.copy(weight, expert, place.expert(slot).data)
 
     def weighted(
-        self, x: Tensor, ids: Tensor, weights: Tensor, table: Tensor, out: Tensor, residual: Tensor
+        self, x: Tensor, ids: Tensor, weights: Tensor, table: Tensor, out: Tensor, residual: Tensor | None
     ) -> Tensor:
         """out = residual + sum_j weights[:, j] expert_in(table[ids[:, j]])(x), those in no slot left out.
 
-        x bf16 or fp32 [T, H]; ids int32, weights fp32 [T, k]; table int32 [experts]; out, residual bf16 or
-        fp32 [T, H].
+        x bf16 or fp32 [T, H]; ids int32, weights fp32 [T, k]; table int32, by id; out, residual (None: 0)
+        bf16 or fp32 [T, H].
         """
         gate, up, down = self._places
         kernels: Any = self._target.kernels
