@@ -4,6 +4,7 @@
 
 #include "isa/dispatch.h"
 #include "runtime/buffer.h"
+#include "runtime/round.h"
 #include "runtime/thread_pool.h"
 
 namespace isthmus {
@@ -17,8 +18,6 @@ struct Tiling {
   int heads, rows;  // of one item
 };
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // All query heads of a kv head together, and as many rows as the tile holds; halved while threads would idle.
 Tiling choose_tiling(const AttentionArgs& a, const std::vector<RowRun>& runs, int threads) {
   const int group = a.heads / a.kv_heads;
@@ -26,12 +25,12 @@ Tiling choose_tiling(const AttentionArgs& a, const std::vector<RowRun>& runs, in
   const int64_t splits = [&] {
     int64_t n = 0;
     for (const RowRun& run : runs)
-      n += divide_up(a.positions[run.row + run.rows - 1] + int64_t{1}, kSplitTokens);
+      n += ceil_div(a.positions[run.row + run.rows - 1] + int64_t{1}, kSplitTokens);
     return n;
   }();
   int heads = std::min(group, limit);
-  while (heads >= 2 * kMinTileHeads && splits * a.kv_heads * divide_up(group, heads) < threads) {
-    heads = static_cast<int>(divide_up(heads, 2));
+  while (heads >= 2 * kMinTileHeads && splits * a.kv_heads * ceil_div(group, heads) < threads) {
+    heads = static_cast<int>(ceil_div(heads, 2));
   }
   return {heads, std::max(1, limit / heads)};
 }
@@ -39,7 +38,7 @@ Tiling choose_tiling(const AttentionArgs& a, const std::vector<RowRun>& runs, in
 struct Keys {
   int64_t first, last;  // seen by some row of the item
   int64_t split_begin() const { return first / kSplitTokens; }
-  int64_t split_end() const { return divide_up(last, kSplitTokens); }
+  int64_t split_end() const { return ceil_div(last, kSplitTokens); }
 };
 
 Keys keys_of(const AttentionArgs& a, const AttentionItem& item) {

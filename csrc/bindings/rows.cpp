@@ -215,15 +215,6 @@ void topn_row(Address logits, int64_t count, int64_t n, Address values, Address 
   topn(x, count, n, required<float>(values, "values"), required<int32_t>(ids, "ids"));
 }
 
-int64_t nucleus_row(Address weights, int64_t count, double mass, Address ids) {
-  const float* w = required<const float>(weights, "weights");
-  bool sound = true;  // first without a way out, which the compiler makes vectors of
-  for (int64_t i = 0; i < count; i++) sound &= w[i] >= 0;
-  for (int64_t i = 0; i < count && !sound; i++) need(w[i] >= 0, "nucleus: weight ", i, " is ", w[i]);
-  MaybeReleaseGil release(count);
-  return nucleus(w, count, mass, required<int32_t>(ids, "ids"));
-}
-
 Filter checked_filter(double temperature, int64_t top_k, double top_p, double min_p) {
   need(temperature > 0 && top_k >= 0 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1,
        "draw: temperature ", temperature, ", top_k ", top_k, ", top_p ", top_p, ", min_p ", min_p);
@@ -294,7 +285,6 @@ void bind_rows(nb::module_& m) {
   m.def("survivors", &isthmus::survivors_row, "logits"_a, "count"_a, "temperature"_a, "top_k"_a, "top_p"_a,
         "min_p"_a, "ids"_a, "weights"_a);
   m.def("draw", &isthmus::draw_many, "logits"_a, "choices"_a, "rows"_a, "count"_a, "tokens"_a);
-  m.def("nucleus", &isthmus::nucleus_row, "weights"_a, "count"_a, "mass"_a, "ids"_a);
   m.def("all_finite", &isthmus::all_finite_row, "logits"_a, "count"_a);
   m.def("topn", &isthmus::topn_row, "logits"_a, "count"_a, "n"_a, "values"_a, "ids"_a);
 }

@@ -81,7 +81,9 @@ def test_experts_on_a_device_are_in_the_result(tmp_path: Path, monkeypatch: pyte
 def test_lists_make_a_table_of_sizes(alphabet_model: Path) -> None:
     done = isthmus("bench", alphabet_model, "-p", "8,16", "-n", "4", "-b", "1,2", "-r", "2", "--json")
     assert done.returncode == 0, done.stderr
-    tests = json.loads(done.stdout)["tests"]
+    result = json.loads(done.stdout)
+    tests = result["tests"]
+    assert result["prefill_tok_s"] == tests[0]["tok_s"]  # the first size is measured once
     assert [test["test"] for test in tests] == ["pp8", "pp16", "tg4", "tg4@b2"]
     for test in tests:
         assert test["repetitions"] == 2

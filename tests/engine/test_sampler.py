@@ -19,7 +19,6 @@ from isthmus.engine.sampler import (
     sample_rows,
     survivors,
 )
-from isthmus.native import sampling
 
 
 def by_definition(
@@ -81,24 +80,30 @@ def test_the_survivors_are_those_of_the_definition(
     assert worst < (1e-4 if differing else 1e-6)  # weights are fp32
 
 
-# Sums of these are exact in any order; two of them share a bin of the selection.
-WEIGHTS = [0.0, 2**-30, 0.125, 0.125 + 2**-20, 0.5, 1.0]
+# Weights of 1 down to 2^-15 in fp32: 60 of them have an exact sum in double, in any order. Two share a bin of
+# the selection.
+LOGITS = [0.0, -0.7, -1.0, -1.0001, -10.0, -math.inf]
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(WEIGHTS), min_size=1, max_size=60), st.floats(0, 1.5))
+@given(
+    st.lists(st.sampled_from(LOGITS), min_size=1, max_size=59),
+    st.floats(2**-20, 1, exclude_max=True, width=32),
+)
 def test_a_nucleus_is_the_head_of_a_stable_sort_that_reaches_the_mass(
     values: list[float], share: float
 ) -> None:
-    mass, reached, expected = share * sum(values), 0.0, []
-    for i in sorted(range(len(values)), key=lambda i: (-values[i], i)):
-        if expected and reached >= mass:
+    logits = torch.tensor([*values, 0.0])
+    weights = survivors(logits, 1.0, 0, 1.0, 0.0)[1].tolist()  # all, in the order of ids
+    mass, reached, expected = share * sum(weights), 0.0, []
+    for i in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+        if reached >= mass:
             break
         expected.append(i)
-        reached += values[i]
-    weights, ids = torch.tensor(values), torch.empty(len(values), dtype=torch.int32)
-    count = sampling.nucleus(weights.data_ptr(), len(values), mass, ids.data_ptr())
-    assert sorted(ids[:count].tolist()) == sorted(expected)
+        reached += weights[i]
+    ids, kept = survivors(logits, 1.0, 0, share, 0.0)
+    assert sorted(ids.tolist()) == sorted(expected)
+    assert kept.tolist() == [weights[i] for i in ids.tolist()]
 
 
 @settings(max_examples=200, deadline=None)

@@ -18,7 +18,7 @@ from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.engine.state import State
 from isthmus.gpu.launch import recorded
 from isthmus.models.base import Model
-from isthmus.modules.on_gpu.step import CHUNK_ROWS, DeviceSteps
+from isthmus.modules.on_gpu.step import CHUNK_ROWS, DeviceStep, DeviceSteps
 from isthmus.modules.on_gpu.target import Target, Targets
 from models import devices, tiny
 from models.steps import Session
@@ -75,12 +75,12 @@ def test_a_decode_step_reads_no_device_memory(name: str, kind: GgmlType, rows: i
     fail here as it would in the capture of a CUDA graph."""
     path = write(tmp_path, name, kind)
     target, model, state = on_meta(path)
-    steps = DeviceSteps.for_decodes(rows, 2, [target])
+    step = DeviceStep.for_decodes(rows, 2, target)
     batch = Session(devices.native(path), 2, 64).batch([(0, [1]), (1, [2])])
     launched: list[str] = []
     with recorded(lambda kernel, *_: launched.append(kernel.__name__)), torch.inference_mode():
-        steps.fill(batch.prepare(VOCAB, 4))
-        logits = model.compute(steps, state)
+        step.fill(batch.prepare(VOCAB, 4))
+        logits = model.compute(DeviceSteps({target: step}), state)
     assert logits.shape == (rows, VOCAB)
     assert logits.device.type == "meta"
     packed = {"_embed", "_linear", "_gate_up", "_down"} if kind == GgmlType.Q8_0 else {"_act_mul"}

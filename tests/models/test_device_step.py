@@ -73,13 +73,15 @@ def test_a_filled_step_is_the_batch_and_nobodys_rows(path: Path) -> None:
 def test_a_static_step_computes_what_a_copied_one_does(path: Path) -> None:
     """Bit for bit with the bucket full; nobody's rows beside them change no cache."""
     eager, static = session_of(path), session_of(path)
-    steps = DeviceSteps.for_decodes(4, static.tables.shape[1], {static.model.stages[0].target})  # type: ignore[attr-defined]
+    target = static.model.stages[0].target  # type: ignore[attr-defined]
+    step = DeviceStep.for_decodes(4, static.tables.shape[1], target)
+    steps = DeviceSteps({target: step})
     for pieces in ([(0, [7]), (1, [8]), (2, [9]), (3, [10])], [(i, [11 + i]) for i in range(4)]):
-        steps.fill(static.batch(pieces).prepare(tiny.VOCAB, static.state.num_blocks))
+        step.fill(static.batch(pieces).prepare(tiny.VOCAB, static.state.num_blocks))
         with torch.inference_mode():
             logits = static.model.compute(steps, static.state)
         assert torch.equal(logits, torch.cat(eager.step(pieces)))
-    steps.fill(static.batch([(0, [3])]).prepare(tiny.VOCAB, static.state.num_blocks))
+    step.fill(static.batch([(0, [3])]).prepare(tiny.VOCAB, static.state.num_blocks))
     with torch.inference_mode():
         logits = static.model.compute(steps, static.state)
     assert devices.distance(logits[:1], eager.step([(0, [3])])[0]) < 1e-2  # torch's products vary with rows
@@ -102,6 +104,7 @@ def test_a_position_past_the_tables_is_refused(path: Path) -> None:
     """Kernels trust positions: a step that could hold one past the rope tables (512 positions) fails."""
     model = devices.resident(path)
     session = Session(model, 1)
-    steps = DeviceSteps.for_decodes(1, 9, {model.stages[0].target})  # type: ignore[attr-defined]
+    target = model.stages[0].target  # type: ignore[attr-defined]
+    steps = DeviceSteps({target: DeviceStep.for_decodes(1, 9, target)})
     with pytest.raises(ValueError, match="position 575 of a run of 512 positions"), torch.inference_mode():
         model.compute(steps, session.state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -81,16 +82,17 @@ def bench(
 
         engine = Engine(path, checked, progress)
     say(describe(engine.info))
-    result = measure(engine, prompts[0], news[0])
     scales = Scales.of_model(model)
+    tests = []
+    if max(len(prompts), len(news), *widths) > 1:
+        tests = run_tests(engine, sizes(prompts, news, widths), repetitions, scales, say)
+    result = measure(engine, prompts[0], news[0], median(tests[0].tok_s) if tests else None)
     if scales != Scales():
         result["extrapolated"] = {
             "prefill_tok_s": result["prefill_tok_s"] * scales.prefill,
             "decode_tok_s": result["decode_tok_s"] * scales.decode,
         }
-    tests = []
-    if max(len(prompts), len(news), *widths) > 1:
-        tests = run_tests(engine, sizes(prompts, news, widths), repetitions, scales, say)
+    if tests:
         result["tests"] = [test.as_data() for test in tests]
     if trace is not None:
         from isthmus.cli.trace import trace_step

@@ -44,14 +44,12 @@ class Pair:
         return self.bytes_read / self.seconds / 1e9 / self.limit_gb_s
 
 
-def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
-    """The object that --json prints."""
-    vocab = engine.info.vocab_size
-    prefill_seconds(
-        engine, random_prompt(min(prompt_tokens, 64), vocab, seed=0)
-    )  # pages and caches as in use
-    prompts = [random_prompt(prompt_tokens, vocab, seed=1 + i) for i in range(PREFILLS)]
-    prefill_s = median(prefill_seconds(engine, prompt) for prompt in prompts)
+def measure(
+    engine: Engine, prompt_tokens: int, new_tokens: int, prefill_tok_s: float | None = None
+) -> dict[str, Any]:
+    """The object that --json prints. prefill_tok_s: of such a prompt, where that has been measured."""
+    if prefill_tok_s is None:
+        prefill_tok_s = measure_prefill(engine, prompt_tokens)
     return {
         "model": engine.info.name,
         "isa": native.current_isa(),
@@ -60,13 +58,23 @@ def measure(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, An
         "devices": engine.info.devices,
         "device_bytes": engine.device_bytes,  # at most, so far
         "handoff": engine.info.handoff,
-        "prefill_tok_s": prompt_tokens / prefill_s,
+        "prefill_tok_s": prefill_tok_s,
         **measure_decode(engine, prompt_tokens, new_tokens),
         "handed_over": asdict(engine.handed_over) if engine.handed_over else None,
         "experts": asdict(use) if (use := engine.expert_use) else None,
         "peak_ram_bytes": peak_ram_bytes(),
         "commit": commit(),
     }
+
+
+def measure_prefill(engine: Engine, prompt_tokens: int) -> float:
+    """Tokens a second of a prompt, the median of some."""
+    vocab = engine.info.vocab_size
+    prefill_seconds(
+        engine, random_prompt(min(prompt_tokens, 64), vocab, seed=0)
+    )  # pages and caches as in use
+    prompts = [random_prompt(prompt_tokens, vocab, seed=1 + i) for i in range(PREFILLS)]
+    return prompt_tokens / median(prefill_seconds(engine, prompt) for prompt in prompts)
 
 
 def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:

@@ -40,15 +40,6 @@ def draw(logits: int, choices: int, num_rows: int, count: int, tokens: int) -> N
     _native.draw(logits, choices, num_rows, count, tokens)
 
 
-def nucleus(weights: int, count: int, mass: float, ids: int) -> int:
-    """How many of the largest of f32 [count] weights reach `mass` together, equal ones by rising id.
-
-    ids: int32 [count], of which the first so many are written, in no order. All of them if they do not reach
-    it, and at least one. Raises ValueError for a weight that is negative or NaN.
-    """
-    return _native.nucleus(weights, count, mass, ids)
-
-
 def all_finite(logits: int, count: int) -> bool:
     """Whether f32 [count] holds neither infinities nor NaN."""
     return _native.all_finite(logits, count)

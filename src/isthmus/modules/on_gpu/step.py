@@ -204,15 +204,6 @@ class DeviceSteps:
     def of(cls, step: Step, targets: Iterable[Target]) -> DeviceSteps:
         return cls({target: DeviceStep(step, target) for target in targets})
 
-    @classmethod
-    def for_decodes(cls, rows: int, max_blocks: int, targets: Iterable[Target]) -> DeviceSteps:
-        return cls({target: DeviceStep.for_decodes(rows, max_blocks, target) for target in targets})
-
-    def fill(self, step: Step) -> None:
-        """As `DeviceStep.fill`, each on its device's current stream."""
-        for one in self._steps.values():
-            one.fill(step)
-
     def on(self, target: Target | None) -> DeviceStep:
         if target is None:
             raise ValueError("part of the model is native, part on devices: there is no such step")
