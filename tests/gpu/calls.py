@@ -98,6 +98,14 @@ def ropes() -> object:
     return None
 
 
+def joint_norms() -> object:
+    """q and k of MiniMax-M2: 48 and 8 heads normalised as one, then half of each turns."""
+    qkv, cos, caches = bf16(4, 64 * 128), f32(4096, 32), bf16(2, 100, 8, 64, 128)
+    for part in (qkv[:, : 48 * 128], qkv[:, 48 * 128 : 56 * 128]):
+        rows.rms_norm(part, f32(part.shape[1]), 1e-6, part)
+    return rope.rope_write(qkv, 48, 8, cos, cos, "neox", i32(4), i32(4), *caches)
+
+
 def row_operators() -> object:
     x = bf16(4, 7168)
     rows.rms_norm(x, f32(7168), 1e-6, add=x, summed=x)
@@ -135,6 +143,7 @@ VARIANTS: dict[str, Callable[[], object]] = {
     "experts, 1 token": routed(1),
     "GQA decode": gqa_decode,
     "GQA prefill": gqa_prefill,
+    "joint norms, partial rope": joint_norms,
     "MLA prefill, all of it": mla_chunk,
 }
 

@@ -31,6 +31,19 @@ def test_rms_norm_is_the_cpus(columns: int) -> None:
         assert torch.equal(norm(x, weight, 1e-5), out.bfloat16())
 
 
+def test_rms_norm_of_some_columns_of_joined_rows_in_their_place() -> None:
+    """As q and k of one projection are normalised over all their heads."""
+    joined, weight = bf16(3, 96, seed=3), randn(48, seed=4)
+    expected = joined.clone()
+    expected[:, 16:64] = reference.rms_norm(joined[:, 16:64], weight, 1e-5)
+    for norm in (rows.rms_norm, reference.rms_norm):
+        got = joined.clone()
+        norm(got[:, 16:64], weight, 1e-5, got[:, 16:64])
+        assert torch.allclose(got.float(), expected.float(), rtol=2**-8)  # one rounding to bf16
+        assert torch.equal(got[:, :16], joined[:, :16])
+        assert torch.equal(got[:, 64:], joined[:, 64:])
+
+
 def test_rms_norm_of_a_sum_is_of_what_was_stored() -> None:
     """The new residual is rounded to bf16, and the norm is taken of the rounded one, as the next layer sees
     it."""

@@ -1,6 +1,11 @@
 """Where each pre-tokenizer rule cuts, written out by hand from the published patterns."""
 
+from inspect import signature
+
 import pytest
+from tokenizers import Regex, pre_tokenizers
+from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from isthmus.tokenizer import Tokenizer, TokenizerWarning
 from isthmus.tokenizer.byte_level import to_bytes
@@ -23,6 +28,7 @@ _CUTS = {
     ("llama-bpe", "wait...\n (ok)"): "wait|...\n| (|ok|)",
     ("dbrx", "1234"): "123|4",
     ("glm4", "1234 don't"): "123|4| don|'t",
+    ("minimax-m2", "parseJSON it's 1234 //\n"): "parse|JSON| it's| |123|4| //\n",
     ("qwen2", "It'S 123 a.b"): "It|'S| |1|2|3| a|.b",
     ("qwen2", "नमस्ते"): "नमस|्त|े",
     ("qwen35", "नमस्ते 12"): "नमस्ते| |1|2",
@@ -47,6 +53,26 @@ _CUTS = {
 def test_words(pre: str, text: str) -> None:
     words = [to_bytes(word).decode() for word, _ in pre_tokenizer(TABLE[pre]).pre_tokenize_str(text)]
     assert words == _CUTS[pre, text].split("|")
+
+
+# transformers' own table for GGUF files, which lacks GLM: its converter of tiktoken's vocabularies, of which
+# GLM's is one, has the pattern.
+_GLM = signature(TikTokenConverter).parameters["pattern"].default
+_SPLITS = {pre: split for pre, split in GGUF_PRE_TOKENIZER_SPLITS.items() if pre in TABLE}
+_SPLITS |= {"glm4": _GLM, "chatglm-bpe": _GLM}
+_TEXTS = [
+    "It's DON'T we'LL  12345 x_y\r\n\n  z\t\t!",
+    "HelloWorld parseJSON XMLHttp aB\u0301c \u01c5 中文 한국어 नमस्ते ١٢٣٤",
+    "def f(x):\n    return x[0] // 2  # -> None\n\n\n/path/to/файл.txt ...\u00a0\u3000 '' \"q\" 👩‍🚀",
+]
+
+
+@pytest.mark.parametrize("pre", _SPLITS)
+def test_words_are_transformers(pre: str) -> None:
+    split = pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated")
+    theirs = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    for text in _TEXTS:
+        assert pre_tokenizer(TABLE[pre]).pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
 
 
 @pytest.mark.parametrize("pre", TABLE)

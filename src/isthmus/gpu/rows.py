@@ -30,9 +30,10 @@ def rms_norm(
 ) -> Tensor:
     """out = s / sqrt(mean(s^2) + eps) * weight by rows, where s = x + add, which also goes to `summed`.
 
-    x, add: bf16 or fp32 [T, n], rows may be strided; weight: fp32 [n]; out: bf16 or fp32 [T, n], None makes
-    a bf16 one. summed: [T, n] like x, may be x or add: the new residual, rounded to its dtype; the norm is
-    taken of what was stored, so that the next layer sees what this one did. add and summed come together.
+    x, add: bf16 or fp32 [T, n], rows may be strided; weight: fp32 [n]; out: bf16 or fp32 [T, n], may be x,
+    None makes a bf16 one. summed: [T, n] like x, may be x or add: the new residual, rounded to its dtype; the
+    norm is taken of what was stored, so that the next layer sees what this one did. add and summed come
+    together.
     """
     rows, n = x.shape
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device) if out is None else out
