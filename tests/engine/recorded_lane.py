@@ -28,6 +28,7 @@ _recording: list[Operation] | None = None
 class RecordedLane:
     """A lane whose captures are records. `lanes` has all that were made."""
 
+    compiles: ClassVar[bool] = False
     lanes: ClassVar[list[RecordedLane]] = []
     entered: ClassVar[RecordedLane | None] = None  # whose `here` the caller is in
 

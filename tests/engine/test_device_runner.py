@@ -6,6 +6,7 @@ caches, hand-offs, stages, captured steps - is what runs on GPUs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from engine.stand_in import Step, answers, logits_of, run, runner_of, start, wat
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
+from isthmus.engine.padding import bucket_of
 from isthmus.engine.runner import make_batch
 from isthmus.engine.scheduler import StepPlan
+from isthmus.errors import NotEnoughMemoryError
 from isthmus.modules import split
 from isthmus.modules.on_gpu import target
 from isthmus.modules.on_gpu.step import DeviceStep
@@ -233,6 +236,81 @@ def test_what_is_done_with_experts_is_captured_too(
     if "expert_cache" in options:
         assert engine.expert_use is not None
         assert engine.expert_use.uploads > 0
+    engine.close()
+
+
+def test_every_bucket_is_captured_before_the_first_request(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded_lanes: list[RecordedLane],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The largest first; no step captures anything afterwards."""
+    monkeypatch.setattr(RecordedLane, "compiles", True)
+    with caplog.at_level(logging.INFO):
+        engine = start(path, monkeypatch, parallel=4, chunk_tokens=40)
+    said = [text for text in caplog.messages if "prefill of" in text or "decode of" in text]
+    assert said == [
+        *(f"compiling what a prefill of {rows} rows runs" for rows in (40, 32, 16, 8, 4, 2)),
+        *(f"capturing a decode of {rows} rows" for rows in (4, 2, 1)),
+    ]
+    assert caplog.messages[-1].startswith("ready for up to 4 rows after")
+    assert list(runner_of(engine)._captured) == [4, 2, 1]
+    (lane,) = recorded_lanes
+    assert len(lane.captured) == 3
+    rows = against_eager(engine)
+    answers(engine, PROMPTS, 12)
+    answers(engine, PROMPTS[:2], TOKENS)
+    assert {1, 2, 3} <= set(rows)
+    assert len(lane.captured) == 3
+    engine.close()
+
+
+def test_no_memory_for_a_bucket_is_found_when_the_model_is_loaded(
+    path: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane]
+) -> None:
+    monkeypatch.setattr(RecordedLane, "compiles", True)
+    capture = RecordedLane.capture
+
+    def full(lane: RecordedLane, run: Any) -> Any:
+        if len(lane.captured) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+        return capture(lane, run)
+
+    monkeypatch.setattr(RecordedLane, "capture", full)
+    with pytest.raises(NotEnoughMemoryError, match="CUDA out of memory"):
+        start(path, monkeypatch, parallel=4)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"defer_experts": 1}])
+def test_drafts_are_verified_by_the_captured_decodes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, recorded_lanes: list[RecordedLane], options: dict[str, Any]
+) -> None:
+    """Rows of one sequence as rows of as many: the bits of the same rows called, and close to what a step of
+    the batch as it is gives, where attention knows them for one sequence's."""
+    engine = start(path, monkeypatch, speculate="ngram", **options)
+    runner, compared = runner_of(engine), []
+    rows = against_eager(engine)
+    execute = engine._runner.execute
+
+    def as_it_is(plan: StepPlan) -> Tensor:
+        captured = execute(plan).clone()
+        batch = make_batch(plan, BLOCK_TOKENS, runner.table_width)
+        if len(plan.slices) < batch.num_rows <= 32 and batch.is_like_decode:
+            with torch.inference_mode(), runner.places[0].lane.here():
+                plain = runner._eager(runner.model.prepare(batch, runner.state.num_blocks))
+            compared.append(distance(captured, plain))
+        return captured
+
+    engine._runner.execute = as_it_is  # type: ignore[method-assign]
+    loops = [[7, 8, 9, 10, 11, 12] * 5, [3, 4, 5, 6] * 8]
+    answers(engine, loops, 24)
+    assert len(compared) >= 3
+    assert max(compared) <= BOUND
+    (lane,) = recorded_lanes
+    buckets = {bucket_of(count) for count in rows if count <= 32}
+    assert len(lane.captured) >= len(buckets & {4, 8, 16}) > 0
+    assert lane.replays > len(lane.captured)
     engine.close()
 
 

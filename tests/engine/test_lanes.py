@@ -13,7 +13,7 @@ import torch
 from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch
 from isthmus.engine.graphs import CudaLane, DirectLane, lane_of
-from isthmus.engine.padding import bucket_of, padded
+from isthmus.engine.padding import bucket_of, each_its_own, padded
 
 
 class FakeCuda:
@@ -171,3 +171,24 @@ def test_places_left_over_repeat_rows_and_write_to_the_spare_block() -> None:
     assert full.is_decode
     full.prepare(vocab_size=10, num_blocks=10)
     assert padded(batch, 3, spare_block=9) is batch
+
+
+def test_rows_of_a_draft_are_a_decode_of_as_many_sequences() -> None:
+    """Two sequences, the first with two guesses: a line of tables for each row, and no other change."""
+    batch = Batch(
+        tokens=rows(7, 8, 9, 4),
+        positions=rows(63, 64, 65, 3),
+        sequences=rows(0, 0, 0, 1),
+        slots=rows(63, 2 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS + 3),
+        block_tables=torch.tensor([[0, 2], [1, 0]], dtype=torch.int32),
+        logit_rows=rows(0, 1, 2, 3),
+        sampled=rows(1, 1, 1, 0),
+    )
+    made = each_its_own(batch)
+    assert not batch.is_decode
+    assert made.is_decode
+    assert made.sequences.tolist() == [0, 1, 2, 3]
+    assert made.block_tables.tolist() == [[0, 2], [0, 2], [0, 2], [1, 0]]
+    for name in ("tokens", "positions", "slots", "logit_rows", "sampled"):
+        assert getattr(made, name) is getattr(batch, name)
+    assert each_its_own(made) is made

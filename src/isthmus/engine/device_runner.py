@@ -1,12 +1,15 @@
 """The runner of a model whose modules are on torch devices: GPUs, or a CPU that stands in for one.
 
-Prefill chunks and mixed steps call the model. Decodes of up to MAX_CAPTURED_ROWS rows are filled up to a
-power of two and are a pure function of static memory, captured once per device and bucket and then replayed:
-indices go in with one copy, logits come out with one, and between them no Python runs.
+Prefill chunks and mixed steps call the model. Decodes of up to MAX_CAPTURED_ROWS rows, drafts that are
+verified among them, are filled up to a power of two and are a pure function of static memory, captured once
+per device and bucket and then replayed: indices go in with one copy, logits come out with one, and between
+them no Python runs.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +21,7 @@ from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch, Step
 from isthmus.engine.devices import first_line
 from isthmus.engine.graphs import Lane, Replay
-from isthmus.engine.padding import bucket_of, padded
+from isthmus.engine.padding import bucket_of, each_its_own, padded
 from isthmus.engine.runner import make_batch
 from isthmus.engine.scheduler import StepPlan
 from isthmus.errors import EngineError
@@ -30,6 +33,13 @@ if TYPE_CHECKING:
     from isthmus.models.base import Decoder
     from isthmus.models.stages import Stage
     from isthmus.modules.on_gpu.target import Target
+
+
+log = logging.getLogger(__name__)
+
+# Rows of a prompt's step by which wrappers choose their kernels: products of up to 1, 2, 4, 8, 16, 32 and
+# more rows, experts by their rows on average; for the largest step weights are dequantised, if it has 512.
+WARM_ROWS = (256, 64, 32, 16, 8, 4, 2)
 
 
 class Place(NamedTuple):
@@ -81,20 +91,33 @@ class DeviceRunner:
         are compared with. (Products of another number of rows may be summed in another order.)"""
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
 
-    def warm_up(self, num_rows: int) -> None:
-        """On GPUs: a prefill of `num_rows` rows and a decode, of which nothing is kept.
+    def warm_up(self, chunk_rows: int, buckets: Sequence[int]) -> None:
+        """Where lanes compile: prefills of up to `chunk_rows` rows, and decodes of as many rows as `buckets`
+        say, of which nothing is kept but what was captured.
 
         Kernels are compiled, and a step that finds no memory is found, before a request waits for it. The
-        blocks that are written belong to nobody yet. Raises torch.OutOfMemoryError.
+        largest goes first, so that the others find its memory in the lanes' pools. The blocks that are
+        written belong to nobody yet. Raises torch.OutOfMemoryError.
         """
-        if all(place.target.device.type == "cpu" for place in self.places):
+        if not any(place.lane.compiles for place in self.places):
             return
-        num_rows = min(num_rows, min(self.table_width, self.state.num_blocks) * self.block_tokens)
-        for rows in (num_rows, 1):
-            try:
-                self._step(_of_one_sequence(rows, self.table_width), may_capture=True)
-            except EngineError as error:
-                raise error.__cause__ or error from None
+        begin = time.monotonic()
+        most = min(chunk_rows, min(self.table_width, self.state.num_blocks) * self.block_tokens)
+        try:
+            for rows in (most, *(rows for rows in WARM_ROWS if rows < most)):
+                log.info("compiling what a prefill of %d rows runs", rows)
+                self._step(_of_one_sequence(rows, self.table_width), may_capture=False)
+            for rows in sorted(buckets, reverse=True):
+                log.info("%s a decode of %d rows", "capturing" if self._captures else "compiling", rows)
+                self._first_decode(rows)
+        except EngineError as error:
+            raise error.__cause__ or error from None
+        log.info("ready for up to %d rows after %.1f s", max(buckets), time.monotonic() - begin)
+
+    def _first_decode(self, rows: int) -> None:
+        with torch.inference_mode(), self._as_one_step(rows):
+            full = self._filled_up(_of_one_sequence(1, self.table_width), rows)
+            self._on_host(self._decode(full) if self._captures else self._eager(full))
 
     def close(self) -> None:
         """Drops what was captured: before the hand-offs are closed whose words it names."""
@@ -105,15 +128,15 @@ class DeviceRunner:
     def _step(self, batch: Batch, *, may_capture: bool) -> Tensor:
         with torch.inference_mode(), self._as_one_step(batch.num_rows):
             step = self.model.prepare(batch, self.state.num_blocks)
-            if not step.is_decode or batch.num_rows > MAX_CAPTURED_ROWS:
+            if not batch.is_like_decode or batch.num_rows > MAX_CAPTURED_ROWS:
                 return self._on_host(self._eager(step))
-            full = self._filled_up(batch)
+            full = self._filled_up(each_its_own(batch), bucket_of(batch.num_rows))
             logits = self._decode(full) if may_capture and self._captures else self._eager(full)
             return self._on_host(logits[: batch.num_rows])
 
-    def _filled_up(self, batch: Batch) -> Step:
+    def _filled_up(self, batch: Batch, rows: int) -> Step:
         assert self.state.spare_block is not None
-        full = padded(batch, bucket_of(batch.num_rows), self.state.spare_block)
+        full = padded(batch, rows, self.state.spare_block)
         return self.model.prepare(full, self.state.num_blocks + 1)  # the spare one too
 
     def _eager(self, step: Step) -> Tensor:

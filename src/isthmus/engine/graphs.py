@@ -21,6 +21,7 @@ class Lane(Protocol):
     """One device's queue of work."""
 
     device: torch.device
+    compiles: bool  # whether what runs here for the first time takes long, and had better not be a request's
 
     def here(self) -> Any:
         """A context: what is called inside is queued on this lane."""
@@ -37,6 +38,8 @@ class Lane(Protocol):
 
 class DirectLane:
     """The CPU in a GPU's place: a call is done when it returns."""
+
+    compiles = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,6 +64,8 @@ class CudaLane:
 
     They may share it since one is replayed at a time, and what a step leaves is read before the next begins.
     """
+
+    compiles = True
 
     def __init__(self, device: torch.device, *, graphs: bool = True) -> None:
         self.device = device

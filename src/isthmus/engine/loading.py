@@ -39,6 +39,7 @@ from isthmus.modules.ring import ExpertRing
 from isthmus.modules.split import DeviceExperts, ExpertSplit
 from isthmus.modules.streamed import NEVER, Streaming
 from isthmus.native.handoff import Handoff
+from isthmus.placement.captured import decode_buckets
 from isthmus.placement.layout import RING_EXPERTS, RING_STAGES
 from isthmus.placement.plan import Plan
 from isthmus.weights.source import WeightSource
@@ -202,7 +203,7 @@ def _on_devices(
     runner = DeviceRunner(
         model, state, lanes, BLOCK_TOKENS, plan.context_tokens, handoffs, captures=not streams(plan)
     )
-    runner.warm_up(options.chunk_tokens)
+    runner.warm_up(options.chunk_tokens, decode_buckets(options))
     for split in splits:
         split.forget_use()
     devices = {name: target.device for name, target in targets.items()}

@@ -31,7 +31,9 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     mapped = host_experts if job.mapped_bytes else 0
     host_scratch = job.process_bytes + (job.ring_bytes if ring and job.on_gpu else 0)
     reserve = job.step_bytes + (job.ring_bytes if ring else 0) + (0 if experts else job.cache_bytes)
-    reserve += CONTEXT_BYTES + WORKSPACE_BYTES if job.on_gpu else 0
+    if job.on_gpu:
+        captured = 0 if job.strategy == "stream" else job.captured_bytes
+        reserve += CONTEXT_BYTES + WORKSPACE_BYTES + captured
     left = job.ram_bytes - host_scratch - (host_experts - mapped)
     if left < 0:
         raise _host_refusal(job, host_experts, host_scratch)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, RunOptions
 from isthmus.errors import NotEnoughMemoryError, UsageError
+from isthmus.placement.captured import captured_bytes
 from isthmus.placement.cost import Estimate, estimate
 from isthmus.placement.devices import choose_devices, why_no_gpu
 from isthmus.placement.layout import GIB, DevicePlan, ExpertTable, Job, Placement
@@ -119,17 +120,19 @@ def plan(
     parts = parts or model_parts(source, options)
     if profile is not None:
         _check_profile(profile, parts)
+    wanted = options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS)
     job = Job(
         strategy=options.strategy,
         parts=parts,
         devices=choose_devices(machine, options),
         ram_bytes=machine.available_bytes,
-        wanted_tokens=options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS),
+        wanted_tokens=wanted,
         may_shrink=options.context_tokens is None,
         parallel=options.parallel,
         step_bytes=_step_bytes(metadata, options.chunk_tokens),
         process_bytes=PROCESS_BYTES,
         chunk_tokens=options.chunk_tokens,
+        captured_bytes=captured_bytes(metadata, options, wanted),
         profile=profile,
         cache_bytes=options.expert_cache or 0,
     )

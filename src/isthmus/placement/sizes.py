@@ -169,6 +169,18 @@ def attention_widths(metadata: Metadata) -> tuple[int, int]:
     return width, width
 
 
+def decode_heads(metadata: Metadata) -> tuple[int, int, int, bool]:
+    """(query heads, kv heads, width of a value, whether it is a latent) of a decode's attention, at most."""
+    heads = max(_heads(metadata))
+    latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
+    if latent:
+        return heads, 1, latent, True
+    several = key(metadata, "attention.head_count_kv") in metadata
+    kv_heads = max(1, *_per_layer(metadata, "attention.head_count_kv")) if several else heads
+    head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // heads
+    return heads, kv_heads, metadata.int(key(metadata, "attention.value_length"), head_dim, min=1), False
+
+
 def _heads(metadata: Metadata) -> list[int]:
     """Of each layer; none where a layer has no attention, as in hybrids with recurrent ones."""
     heads = _per_layer(metadata, "attention.head_count")
