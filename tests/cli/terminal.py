@@ -1,4 +1,4 @@
-"""The command line as a user has it: real processes, real exit codes, and a terminal where one is needed."""
+"""The command line as a user has it: processes, exit codes, and a terminal where one is needed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import select
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "from isthmus.cli.main import main; main()"]
-TIMEOUT_S = 120.0  # a hang, not a measure: a command takes some seconds, most of them for importing torch
+from cli.forked import Command
+
+COMMAND = [sys.executable, "-c", "from isthmus.cli.main import main; main()"]  # from its very start
+TIMEOUT_S = 240.0  # a hang, not a measure
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -23,38 +27,34 @@ def isthmus(
     *arguments: str | Path, stdin: str | bytes = "", **changes: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs to the end without a terminal; stdin is a pipe with the given text."""
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=data,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        env=environment(**changes),
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    (its_in, given), (out, its_out), (err, its_err) = os.pipe(), os.pipe(), os.pipe()
+    command = Command(*arguments, env=environment(**changes), stdin=its_in, stdout=its_out, stderr=its_err)
+    for end in (its_in, its_out, its_err):
+        os.close(end)
+    with ThreadPoolExecutor(2) as readers:
+        texts = [readers.submit(_read_to_end, end) for end in (out, err)]
+        with suppress(BrokenPipeError), open(given, "wb") as pipe:
+            pipe.write(stdin.encode() if isinstance(stdin, str) else stdin)
+        try:
+            code = command.wait(TIMEOUT_S)
+        finally:
+            command.kill()
+    return subprocess.CompletedProcess(arguments, code, *(text.result() for text in texts))
 
 
 @dataclass
 class Terminal:
     """A command with a pseudo-terminal for its input and output."""
 
-    process: subprocess.Popen[bytes]
+    process: Command
     master: int
     seen: str = field(default="")
 
     @classmethod
     def start(cls, *arguments: str | Path, **changes: str) -> Terminal:
         master, slave = pty.openpty()
-        process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment(**changes),
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
+        ends = {"stdin": slave, "stdout": slave, "stderr": slave}
+        process = Command(*arguments, env=environment(**changes), terminal=True, **ends)
         os.close(slave)
         return cls(process, master)
 
@@ -95,9 +95,8 @@ class Terminal:
         return self.process.returncode
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait(TIMEOUT_S)
         os.close(self.master)
 
     def _read(self) -> bytes:
@@ -107,14 +106,6 @@ class Terminal:
             return b""
 
 
-def _take_terminal() -> None:
-    """Makes the pseudo-terminal the controlling one, so that Ctrl-C on it is a SIGINT.
-
-    Which whoever runs the tests in the background may have set to be ignored, for all below.
-    """
-    import fcntl
-    import signal
-    import termios
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def _read_to_end(descriptor: int) -> str:
+    with open(descriptor, encoding="utf-8", newline="") as pipe:
+        return pipe.read()

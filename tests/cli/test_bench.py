@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.conftest import Here
 from cli.terminal import isthmus
 from isthmus.cli import bench, bench_sizes, bench_strategies, measure, options
 from isthmus.config import RunOptions
@@ -59,8 +60,9 @@ def test_json_is_one_object_with_exactly_these_keys(alphabet_model: Path) -> Non
     assert result["commit"]
 
 
-def test_without_json_it_reads_as_text(alphabet_model: Path) -> None:
-    done = isthmus("bench", alphabet_model, "-p", "8", "-n", "1")
+@pytest.mark.usefixtures("briefly_measured")
+def test_without_json_it_reads_as_text(alphabet_model: Path, here: Here) -> None:
+    done = here("bench", alphabet_model, "-p", "8", "-n", "1")
     assert done.returncode == 0, done.stderr
     assert "prefill" in done.stdout
     assert "of what this memory gives" in done.stdout
@@ -78,8 +80,9 @@ def test_experts_on_a_device_are_in_the_result(tmp_path: Path, monkeypatch: pyte
     assert (use["hits"], use["misses"]) == (prompts * 40 * 2 * 3, 0)
 
 
-def test_lists_make_a_table_of_sizes(alphabet_model: Path) -> None:
-    done = isthmus("bench", alphabet_model, "-p", "8,16", "-n", "4", "-b", "1,2", "-r", "2", "--json")
+@pytest.mark.usefixtures("briefly_measured")
+def test_lists_make_a_table_of_sizes(alphabet_model: Path, here: Here) -> None:
+    done = here("bench", alphabet_model, "-p", "8,16", "-n", "4", "-b", "1,2", "-r", "2", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     tests = result["tests"]
@@ -127,6 +130,7 @@ def test_fewer_layers_are_extrapolated_by_the_bytes_of_a_token() -> None:
     assert "all layers (extrapolated)" in next(iter(bench_sizes.table([result], markdown=True)))
 
 
+@pytest.mark.usefixtures("briefly_measured")
 @pytest.mark.parametrize(
     ("strategy", "crossing"),
     [
@@ -134,13 +138,9 @@ def test_fewer_layers_are_extrapolated_by_the_bytes_of_a_token() -> None:
         ("stream", 2 * 3 * 3 * 64 * 32 * 4),  # three experts of three matrices in both
     ],
 )
-def test_bytes_over_the_bus_are_those_of_a_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, crossing: int
-) -> None:
+def test_bytes_over_the_bus_are_those_of_a_token(tmp_path: Path, strategy: str, crossing: int) -> None:
     case = tiny.CASES["qwen3moe"]
     path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
-    monkeypatch.setattr(measure, "MIN_PAIRS", 1)
-    monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
     engine = Engine(path, RunOptions(strategy=strategy, device="cpu", threads=1))
     found = measure.measure_decode(engine, 8, 1)
     assert found["bus_bytes_per_token"] == crossing
@@ -172,7 +172,7 @@ def test_each_strategy_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
     assert lines[-1][:2] == ["No", "GPU:"]
 
 
-def test_a_strategy_nobody_knows_is_refused() -> None:
-    done = isthmus("bench", "demo", "--strategies", "cpu,magic")
+def test_a_strategy_nobody_knows_is_refused(here: Here) -> None:
+    done = here("bench", "demo", "--strategies", "cpu,magic")
     assert done.returncode == 2
     assert "--strategies must be one of cpu, stream, hybrid, gpu, got 'magic'" in done.stderr

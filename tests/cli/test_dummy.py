@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from cli.terminal import isthmus
+from cli.conftest import Here
 
 
-def test_bench_of_a_dummy_reads_the_bytes_its_shape_says() -> None:
-    done = isthmus("bench", "dummy:qwen3-30b-a3b?layers=1&quant=q4_0", "-p", "8", "-n", "1", "--json")
+@pytest.mark.usefixtures("briefly_measured")
+def test_bench_of_a_dummy_reads_the_bytes_its_shape_says(here: Here) -> None:
+    done = here("bench", "dummy:qwen3-30b-a3b?layers=1&quant=q4_0", "-p", "8", "-n", "1", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["model"] == "dummy:qwen3-30b-a3b?layers=1&quant=q4_0"
@@ -34,8 +35,8 @@ def test_bench_of_a_dummy_reads_the_bytes_its_shape_says() -> None:
         ),
     ],
 )
-def test_what_a_dummy_cannot_be(arguments: list[str], said: str) -> None:
-    done = isthmus(*arguments)
+def test_what_a_dummy_cannot_be(here: Here, arguments: list[str], said: str) -> None:
+    done = here(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from alphabet import byte_characters, write_alphabet_model
+from cli.conftest import Here
 from cli.terminal import isthmus
 from isthmus.placement.nvidia import detect_gpus
 
@@ -54,8 +55,10 @@ def error_line(done) -> str:  # type: ignore[no-untyped-def]
         (["run", "MODEL", "hi", "--ctx", "100000"], "100000 tokens is asked for; this model's limit is 4096"),
     ],
 )
-def test_a_mistake_in_a_command_is_exit_code_2(alphabet_model: Path, arguments: list[str], said: str) -> None:
-    done = isthmus(*[str(alphabet_model) if word == "MODEL" else word for word in arguments])
+def test_a_mistake_in_a_command_is_exit_code_2(
+    alphabet_model: Path, here: Here, arguments: list[str], said: str
+) -> None:
+    done = here(*[str(alphabet_model) if word == "MODEL" else word for word in arguments])
     assert said in error_line(done)
     assert done.returncode == 2
 

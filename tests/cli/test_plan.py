@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.conftest import Here
 from cli.terminal import environment, isthmus
 from hub_server import Recorded, hub_server
-from isthmus.cli.main import main
 from isthmus.weights import hub as isthmus_hub
 
 SERVER = ["--gpu", "rtx4090", "--ram-bandwidth", "300GB/s", "--cores", "32", "--isa", "amx"]
@@ -34,59 +34,48 @@ def test_the_plan_of_deepseek_v3_needs_no_torch() -> None:
     assert "68.6 KiB a token" in done.stdout
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """The command in this process: (exit code, standard output, standard error)."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["isthmus", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-    captured = capsys.readouterr()
-    assert isinstance(done.value.code, int)
-    return done.value.code, captured.out, captured.err
-
-
-def test_a_machine_too_small_is_an_answer_and_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "plan", "deepseek-v3", "--ram", "192GB", *SERVER, "--json")
-    assert code == 0, err
-    data = json.loads(out)
+def test_a_machine_too_small_is_an_answer_and_not_an_error(here: Here) -> None:
+    done = here("plan", "deepseek-v3", "--ram", "192GB", *SERVER, "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
     assert data["best"] is None
     assert data["instead"]["quant"] == "iq2_xxs"
 
 
 def test_a_repository_is_planned_from_its_header(
-    alphabet_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    alphabet_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"alphabet-Q8_0.gguf": alphabet_model.read_bytes()}
     machine = ["--ram", "8GB", *SERVER, "--json"]
     with hub_server(Recorded({"owner/alphabet": files})) as hub:
         done = isthmus("plan", "owner/alphabet:Q8_0", *machine, HF_ENDPOINT=hub.url)
         monkeypatch.setattr(isthmus_hub, "Hub", partial(isthmus_hub.Hub, hub.url))
-        code, _, typo = run(capsys, "plan", "owner/alphabte", *machine)
+        typo = here("plan", "owner/alphabte", *machine)
     assert done.returncode == 0, done.stderr
     remote = json.loads(done.stdout)
-    there = json.loads(run(capsys, "plan", alphabet_model, *machine)[1])
+    there = json.loads(here("plan", alphabet_model, *machine).stdout)
     assert remote["model"] | {"name": ""} == there["model"] | {"name": ""}
     assert remote["strategies"] == there["strategies"]
-    assert code == 1
-    assert "did you mean owner/alphabet?" in typo
+    assert typo.returncode == 1
+    assert "did you mean owner/alphabet?" in typo.stderr
 
 
-def test_quantisations_are_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantisations_are_compared_and_drawn(tmp_path: Path, here: Here) -> None:
     picture = tmp_path / "plan.svg"
     arguments = ["--compare", "q8_0,IQ2_XXS", "--chart", picture, "--ram", "64GB", *SERVER]
-    code, out, err = run(capsys, "plan", "gpt-oss-20b", *arguments)
-    assert code == 0, err
-    lines = out.splitlines()
+    done = here("plan", "gpt-oss-20b", *arguments)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["quant", "Q8_0", "IQ2_XXS"]
-    assert "'gpt-oss' can be planned but not run yet" in out
+    assert "'gpt-oss' can be planned but not run yet" in done.stdout
     assert "<svg" in picture.read_text()
 
 
-def test_a_dummy_of_fewer_layers_is_planned_over_two_cards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dummy_of_fewer_layers_is_planned_over_two_cards(here: Here) -> None:
     machine = ["--gpu", "2xrtx3060", "--ram", "32GB", *SERVER[2:]]
-    code, out, err = run(capsys, "plan", "dummy:qwen3-30b-a3b?layers=2", *machine)
-    assert code == 0, err
-    gpu = next(line for line in out.splitlines() if line.startswith("gpu: "))
+    done = here("plan", "dummy:qwen3-30b-a3b?layers=2", *machine)
+    assert done.returncode == 0, done.stderr
+    gpu = next(line for line in done.stdout.splitlines() if line.startswith("gpu: "))
     assert "layer 0, token_embd, 128 experts; cuda:1 " in gpu
     assert "layer 1, output_norm, output, 128 experts" in gpu
 
@@ -108,20 +97,16 @@ def test_a_dummy_of_fewer_layers_is_planned_over_two_cards(capsys: pytest.Captur
         (["owner/repo:Q4_K_M", "--quant", "q8_0", "--ram", "1TB", *SERVER], "leave one of them out"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(capsys, "plan", *arguments)
-    assert (code, out) == (2, "")
-    assert said in err
-    assert err.count("\n") == 1
+def test_what_cannot_be_meant_is_one_line(arguments: list[str], said: str, here: Here) -> None:
+    done = here("plan", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
-def test_a_machine_file_with_a_slip_is_refused_by_its_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_file_with_a_slip_is_refused_by_its_key(tmp_path: Path, here: Here) -> None:
     machine = tmp_path / "machine.json"
     machine.write_text('{"cores": 8, "ram": "64GB"}')
-    code, _, err = run(capsys, "plan", "mixtral-8x7b", "--machine", machine)
-    assert code == 2
-    assert "unknown key 'ram'" in err
+    done = here("plan", "mixtral-8x7b", "--machine", machine)
+    assert done.returncode == 2
+    assert "unknown key 'ram'" in done.stderr

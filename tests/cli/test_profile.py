@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.terminal import isthmus
+from cli.conftest import Here
 from isthmus.config import RunOptions
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import plan
@@ -24,10 +24,10 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
-def test_counts_add_up_and_fit_the_model(tmp_path: Path, text: Path) -> None:
+def test_counts_add_up_and_fit_the_model(tmp_path: Path, here: Here, text: Path) -> None:
     """81 tokens in chunks of 16: the last one is a single row, which could be a decode."""
     file = tmp_path / "profile.json"
-    done = isthmus("profile", MODEL, text, "-o", file, "--max-tokens", "81", "--chunk", "16")
+    done = here("profile", MODEL, text, "-o", file, "--max-tokens", "81", "--chunk", "16")
     assert done.returncode == 0, done.stderr
     profile = Profile.read(file)
     assert (profile.model, profile.tokens) == (MODEL, 81)
@@ -48,12 +48,12 @@ def test_counts_add_up_and_fit_the_model(tmp_path: Path, text: Path) -> None:
     ],
 )
 def test_what_cannot_be_counted_is_said(
-    tmp_path: Path, alphabet_model: Path, model: str, content: str | None, says: str
+    tmp_path: Path, here: Here, alphabet_model: Path, model: str, content: str | None, says: str
 ) -> None:
     file = tmp_path / "text.txt"
     if content is not None:
         file.write_text(content)
-    done = isthmus("profile", alphabet_model if model == "alphabet" else model, file)
+    done = here("profile", alphabet_model if model == "alphabet" else model, file)
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,17 +1,15 @@
 """`isthmus run` with a prompt: the answer on stdout, everything else on stderr."""
 
-import io
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from cli.conftest import Here
 from cli.terminal import COMMAND, TIMEOUT_S, Terminal, environment, isthmus
 from isthmus import native
-from isthmus.cli.main import main
 
 
 def test_only_the_answer_goes_to_stdout(alphabet_model: Path) -> None:
@@ -26,45 +24,23 @@ def test_only_the_answer_goes_to_stdout(alphabet_model: Path) -> None:
     assert "3 tokens at" in closing
 
 
-class Here:
-    """The command in this process, which spares the seconds of importing torch."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str | Path, stdin: str = "") -> tuple[str, str]:
-        """(stdout, stderr); the command must succeed."""
-        self.monkeypatch.setattr(sys, "argv", ["isthmus", *map(str, arguments)])
-        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self.capsys.readouterr()
-        assert ended.value.code == 0, err
-        return out, err
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(monkeypatch, capsys)
-
-
 def test_more_threads_than_cpus_on_pretended_nodes(
     alphabet_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISTHMUS_FAKE_NUMA", "2")
-    out, err = here("run", alphabet_model, "hello", "--temperature", "0", "--threads", "64")
-    assert out == "xyz\n"
-    assert "64 threads on 2 NUMA nodes" in err
+    done = here("run", alphabet_model, "hello", "--temperature", "0", "--threads", "64")
+    assert (done.returncode, done.stdout) == (0, "xyz\n")
+    assert "64 threads on 2 NUMA nodes" in done.stderr
 
 
 def test_raw_continues_the_text(alphabet_model: Path, here: Here) -> None:
-    assert here("run", alphabet_model, "up to r", "--raw", "--temperature", "0")[0] == "stuvwxyz\n"
+    assert here("run", alphabet_model, "up to r", "--raw", "--temperature", "0").stdout == "stuvwxyz\n"
 
 
 @pytest.mark.parametrize("prompt", [["-"], []])
 def test_the_prompt_may_come_from_a_pipe(alphabet_model: Path, here: Here, prompt: list[str]) -> None:
-    out, _ = here("run", alphabet_model, *prompt, "--raw", "--temperature", "0", stdin="from u")
-    assert out == "vwxyz\n"
+    done = here("run", alphabet_model, *prompt, "--raw", "--temperature", "0", stdin="from u")
+    assert (done.returncode, done.stdout) == (0, "vwxyz\n")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +55,13 @@ def test_the_prompt_may_come_from_a_pipe(alphabet_model: Path, here: Here, promp
 def test_what_ends_an_endless_answer(
     alphabet_model: Path, here: Here, options: list[str], answer: str
 ) -> None:
-    assert here("run", alphabet_model, "A", "--raw", "--temperature", "0", *options)[0] == answer
+    assert here("run", alphabet_model, "A", "--raw", "--temperature", "0", *options).stdout == answer
 
 
 def test_a_seed_repeats_an_answer(alphabet_model: Path, here: Here) -> None:
     options = ["--raw", "--temperature", "5", "--top-p", "1", "--max-tokens", "20"]
     first, again, other = (
-        here("run", alphabet_model, "A", *options, "--seed", seed)[0] for seed in ("1", "1", "2")
+        here("run", alphabet_model, "A", *options, "--seed", seed).stdout for seed in ("1", "1", "2")
     )
     assert first == again
     assert first != other
@@ -95,10 +71,10 @@ def test_the_environment_can_force_an_instruction_set(
     alphabet_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISTHMUS_ISA", "scalar")
-    out, err = here("run", alphabet_model, "hi", "--temperature", "0")
-    assert out == "xyz\n"
-    assert ", scalar," in err
-    assert ", scalar," not in here("run", alphabet_model, "hi", "--isa", native.isa_names()[-1])[1]
+    done = here("run", alphabet_model, "hi", "--temperature", "0")
+    assert done.stdout == "xyz\n"
+    assert ", scalar," in done.stderr
+    assert ", scalar," not in here("run", alphabet_model, "hi", "--isa", native.isa_names()[-1]).stderr
 
 
 def test_the_bar_is_drawn_on_a_terminal(alphabet_model: Path) -> None:

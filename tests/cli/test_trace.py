@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.terminal import isthmus
+from cli.conftest import Here
 from isthmus.cli.trace import DEVICE, EXPERTS, Span, Trace, trace_step
 from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
@@ -47,11 +47,12 @@ def test_the_format_is_complete_events_in_us_with_named_lanes() -> None:
 
 
 @pytest.mark.parametrize("strategy", [[], ["--strategy", "hybrid", "--device", "cpu"]])
-def test_bench_writes_one(tmp_path: Path, strategy: list[str]) -> None:
+@pytest.mark.usefixtures("briefly_measured")
+def test_bench_writes_one(tmp_path: Path, here: Here, strategy: list[str]) -> None:
     """Two layers: experts on their lane in order; under hybrid the other lane waits for them."""
     file = tmp_path / "step.json"
     model = "dummy:qwen3-30b-a3b?layers=2&quant=iq1_s"
-    done = isthmus("bench", model, "-p", "8", "-n", "1", "--trace", file, *strategy)
+    done = here("bench", model, "-p", "8", "-n", "1", "--trace", file, *strategy)
     assert done.returncode == 0, done.stderr
     assert "the device idle" in done.stderr
     spans = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
+from cli.terminal import isthmus
 from isthmus import native
 
 QUESTION = "Why is the sky blue?"
@@ -15,14 +12,9 @@ PLAIN_ISAS = [name for name in native.isa_names() if name != "amx"]
 
 def answer(isa: str) -> str:
     command = ["run", "demo", QUESTION, "--temperature", "0", "--max-tokens", "60", "--exact-batching"]
-    return subprocess.run(
-        [sys.executable, "-c", "from isthmus.cli.main import main; main()", *command],
-        env=os.environ | {"ISTHMUS_ISA": isa},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
-    ).stdout
+    done = isthmus(*command, ISTHMUS_ISA=isa)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_same_text_on_every_instruction_set() -> None:
