@@ -64,6 +64,8 @@ def test_a_size_that_cannot_be_meant(text: str) -> None:
         ({"strategy": "fast"}, "strategy must be one of auto, cpu, stream, hybrid, gpu, got 'fast'"),
         ({"strategy": "cpu", "device": "cuda:0"}, "strategy cpu uses no GPU, but the device is cuda:0"),
         ({"strategy": "cpu", "gpu_memory": 1 << 30}, "so gpu_memory limits nothing"),
+        ({"strategy": "cpu", "kv_ram": 1 << 30}, "strategy cpu has its cache in RAM: leave one of them out"),
+        ({"kv_ram": 0}, "kv_ram must be a whole number from 1"),
         ({"device": "cpu:0,1"}, "device cpu:0,1 is for a split between CPU threads and CPU threads"),
         ({"device": "cpu", "gpu_memory": 1 << 30}, "device cpu with gpu_memory is for a split"),
         ({"residual_dtype": "f16"}, "residual_dtype must be one of bf16, f32"),

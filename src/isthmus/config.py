@@ -46,6 +46,10 @@ DEFAULT_CHUNK_TOKENS = 512
 # however many there are, experts by each; the cache is asked to hold so many contexts.
 DEFAULT_PARALLEL = 8
 
+# Copies of the cache's blocks that wait to be written to --kv-disk: 40 blocks of 48 layers with 4 heads of
+# 128, which take seconds at the least to be computed.
+KV_DISK_QUEUE_BYTES = 256 << 20
+
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 KV_DTYPES = ("bf16", "f32")
 RESIDUAL_DTYPES = ("bf16", "f32")
@@ -75,6 +79,7 @@ class RunOptions:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # rows of one prefill step
     parallel: int = 1  # requests computed together, for which the cache is sized as far as memory allows
     speculate: Literal["off", "ngram"] = "off"  # ngram: guesses from what stands in the prompt and answer
+    kv_ram: int | None = None  # bytes of host memory for blocks that a GPU's cache gives up
     kv_disk: str | None = None  # folder where full blocks of the cache are kept too; they outlive the process
     kv_disk_size: int = 16 << 30  # bytes that it may hold for this model
     packed_cache: bool | None = None  # True: make one if there is none; False: none; None: use what is there
@@ -101,6 +106,8 @@ class RunOptions:
         check_int("chunk_tokens", self.chunk_tokens, 1, 1 << 16)
         check_int("parallel", self.parallel, 1, MAX_PARALLEL)
         check_choice("speculate", self.speculate, SPECULATE)
+        if self.kv_ram is not None:
+            check_int("kv_ram", self.kv_ram, 1, MAX_BYTES)
         check_int("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)
         if self.kv_disk is not None and (not isinstance(self.kv_disk, str) or not self.kv_disk):
             raise UsageError(f"kv_disk must be a folder, got {self.kv_disk!r}")
@@ -141,6 +148,11 @@ class RunOptions:
             raise UsageError("residual_dtype bf16 is for a GPU; the CPU's kernels keep rows in f32")
         if self.strategy == "cpu" and self.gpu_memory is not None:
             raise UsageError("strategy cpu uses no GPU, so gpu_memory limits nothing; leave one of them out")
+        if self.strategy == "cpu" and self.kv_ram is not None:
+            raise UsageError(
+                "kv_ram is for what a GPU's cache gives up; strategy cpu has its cache in RAM: leave one of "
+                "them out (a longer --ctx, or more --parallel, makes that cache larger)"
+            )
         stand_in = self.devices[:1] != ("cpu",) or self.gpu_memory is not None
         if self.devices and not on_gpu and stand_in and self.strategy in ("auto", "cpu"):
             raise UsageError(
@@ -155,7 +167,7 @@ class RunOptions:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}")
-        for name in ("gpu_memory", "expert_cache", "kv_disk_size"):
+        for name in ("gpu_memory", "expert_cache", "kv_ram", "kv_disk_size"):
             if isinstance(options.get(name), str):
                 options[name] = parse_bytes(name, options[name])
         for name in ("profile", "kv_disk"):

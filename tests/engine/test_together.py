@@ -8,6 +8,7 @@ bit of what a row attended to shows there. The oracle is the request by itself i
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,10 @@ import torch
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.engine.kv_blocks import HostBlocks
+from isthmus.engine.kv_disk import KvDisk
+from isthmus.engine.kv_ram import KvRam
+from isthmus.engine.kv_tiers import KvTiers, Tier
 from isthmus.engine.loop import StepLoop
 from isthmus.engine.request import Output, Request, SamplingParams
 from isthmus.engine.runner import Runner
@@ -53,9 +58,20 @@ class Small:
         raise AssertionError("the loop does not end")
 
 
-def small(model: Model, *, parallel: int = 1, blocks: int = 16, chunk: int = 96, **options: bool) -> Small:
+def small(
+    model: Model,
+    *,
+    parallel: int = 1,
+    blocks: int = 16,
+    chunk: int = 96,
+    tiers: Callable[[HostBlocks], list[Tier]] | None = None,
+    **options: bool,
+) -> Small:
     state = State(model.state_spec(), blocks, model.kv_dtype)
     scheduler = Scheduler(blocks, BLOCK_TOKENS, CONTEXT, chunk, parallel)
+    if tiers is not None:
+        over = HostBlocks(state)
+        scheduler.prefixes.tiers = KvTiers(over, tiers(over))
     loop = StepLoop(Runner(model, state, BLOCK_TOKENS), scheduler, tiny.VOCAB, **options)
     return Small(loop, scheduler, state)
 
@@ -142,6 +158,30 @@ def test_with_room_for_few_and_others_evicted(exact: Model, alone: dict[str, lis
     stats = crowded.loop.stats()
     assert stats.preemptions > 0
     assert (stats.num_used_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("kinds", ["ram", "disk", "ram and disk"])
+def test_with_what_was_evicted_brought_back(
+    exact: Model, alone: dict[str, list[Output]], tmp_path: Path, kinds: str
+) -> None:
+    """7 blocks in the cache for 10 requests of up to 4: what was evicted comes from below."""
+
+    def below(over: HostBlocks) -> list[Tier]:
+        some = 1 << (over.block_bytes - 1).bit_length() + 3  # 8 blocks of 13, with a disk beside it
+        ram = KvRam(over, some if kinds == "ram and disk" else 2 * some) if "ram" in kinds else None
+        disk = KvDisk(tmp_path, bytes(32), over, 1 << 30) if "disk" in kinds else None
+        return [tier for tier in (ram, disk) if tier is not None]
+
+    crowded = small(exact, parallel=3, blocks=7, chunk=40, tiers=below)
+    for _ in range(2):
+        crowded.add(*REQUESTS)
+        check(crowded.run(), alone)
+    tiers = crowded.scheduler.prefixes.tiers
+    assert isinstance(tiers, KvTiers)
+    assert sum(tier.read for tier in tiers.stats()) > 2
+    assert not any(tier.failed for tier in tiers.stats())
+    assert crowded.loop.stats().num_used_blocks == 0
+    tiers.close()
 
 
 def test_with_guessed_tokens(exact: Model, alone: dict[str, list[Output]]) -> None:

@@ -1,15 +1,24 @@
 """`/metrics`, `/slots` and `/ready`: what an operator sees."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 from harness import RawStream, Server, chat_body, serving, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
+from isthmus.engine.process import EngineProcess
+from isthmus.engine.request import EngineStats, TierStats
+from isthmus.server.metrics import Metrics
+
 
 def samples(server: Server) -> dict[str, float]:
     """Name, with the value of its first label if it has one -> number."""
-    text = httpx.get(f"{server.url}/metrics").text
+    return samples_in(httpx.get(f"{server.url}/metrics").text)
+
+
+def samples_in(text: str) -> dict[str, float]:
     return {
         "/".join([sample.name, *sample.labels.values()]): sample.value
         for family in text_string_to_metric_families(text)
@@ -52,6 +61,21 @@ def test_names_are_those_of_vllm(server: Server) -> None:
         "e2e_request_latency_seconds_sum",
     ):
         assert f"isthmus_{name}" in names
+
+
+def test_tiers_are_told_apart_by_a_label() -> None:
+    tiers = (TierStats("ram", 2, 2048, read=3, written=4), TierStats("disk", 5, 5120, 6, 7, 8, 9))
+    engine = SimpleNamespace(
+        stats=EngineStats(num_loading=1, tiers=tiers), state="ready", info=None, num_restarts=0
+    )
+    seen = samples_in(Metrics(cast(EngineProcess, engine)).text().decode())
+    assert seen["isthmus_num_requests_loading"] == 1
+    assert [seen[f"isthmus_kv_tier_bytes/{name}"] for name in ("ram", "disk")] == [2048, 5120]
+    counted = [f"isthmus_kv_tier_{name}_blocks_total" for name in ("read", "written", "dropped", "failed")]
+    assert [[seen[f"{name}/{tier}"] for name in counted] for tier in ("ram", "disk")] == [
+        [3, 4, 0, 0],
+        [6, 7, 8, 9],
+    ]
 
 
 def test_slots_of_an_idle_server(server: Server) -> None:

@@ -48,6 +48,10 @@ RUN_OPTIONS: dict[str, Any] = {
         str,
         typer.Option(help="Guess next tokens from the text so far (ngram) and verify them; or off."),
     ],
+    "kv_ram": Annotated[
+        str | None,
+        typer.Option(help="CPU offload of a GPU's KV cache: RAM for blocks that it gives up, such as 32GiB."),
+    ],
     "kv_disk": Annotated[
         str | None,
         typer.Option(

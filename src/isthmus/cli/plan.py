@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from isthmus.weights.source import WeightSource
 
 
-@options.with_run_options(("context_tokens", "kv_dtype", "chunk_tokens", "gpu_memory", "profile"))
+@options.with_run_options(("context_tokens", "kv_dtype", "chunk_tokens", "gpu_memory", "profile", "kv_ram"))
 def plan(
     model: Annotated[
         str,

@@ -24,6 +24,7 @@ class BlockManager:
         self._worth_keeping = [False] * num_blocks
         self._kept: dict[int, None] = {}  # held by nobody, the one whose use is longest ago first
         self.on_forget: Callable[[int], None] = lambda block: None
+        self.on_evict: Callable[[int], None] = lambda block: None  # before it: its place is needed
 
     @property
     def num_free(self) -> int:
@@ -39,7 +40,9 @@ class BlockManager:
         if count > self.num_free:
             return None
         while len(self._free) < count:
-            self.forget(next(iter(self._kept)))
+            oldest = next(iter(self._kept))
+            self.on_evict(oldest)
+            self.forget(oldest)
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
             self._holders[block] = 1

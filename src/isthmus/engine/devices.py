@@ -66,6 +66,7 @@ def executable_plan(
 def on_cpu(options: RunOptions) -> RunOptions:
     """The same run without GPUs, where nobody asked for them. UsageError for options that need one."""
     alone = replace(options, strategy="auto", device=None, profile=None, expert_cache=None, stream_rows=None)
+    alone = replace(alone, kv_ram=None)
     return replace(alone, strategy="cpu")
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
 from isthmus.engine.devices import StandIns, device_name, executable_plan
 from isthmus.engine.expert_cache import LearningRunner
-from isthmus.engine.kv_disk import KvDisk, made_from
+from isthmus.engine.kv_blocks import CopyingRunner
+from isthmus.engine.kv_tiers import tiers_below
 from isthmus.engine.loading import load
 from isthmus.engine.loop import Executor, StepLoop
 from isthmus.engine.mask import Grammars
 from isthmus.engine.packed_cache import Progress, counted, open_cache
-from isthmus.engine.request import ModelInfo
+from isthmus.engine.request import EngineStats, ModelInfo
 from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.errors import UsageError
 from isthmus.models.table import model_class
@@ -112,12 +114,11 @@ class Engine(StepLoop):
         )
         # What deferral makes of an answer's tokens is not what a prompt's would be: nobody finds it.
         scheduler.keeps_answers = not options.defer_experts
-        if options.kv_disk is not None:
-            folder, origin = Path(options.kv_disk).expanduser(), made_from(identity, plan.strategy, options)
-            state = loaded.runner.state
-            scheduler.prefixes.tier = KvDisk(folder, origin, state, options.kv_disk_size)
         self._runner = loaded.runner
         runner: Executor = self._runner
+        self._tiers = scheduler.prefixes.tiers = tiers_below(plan, options, identity, self._runner)
+        if self._tiers is not None:
+            runner = CopyingRunner(runner, self._tiers.blocks, BLOCK_TOKENS)
         if loaded.caches:
             runner = LearningRunner(runner, loaded.caches)
         if cache is not None:
@@ -129,6 +130,9 @@ class Engine(StepLoop):
     def close(self) -> None:
         """Gives the model's memory back. The engine answers nothing afterwards."""
         self._compiler.close()
+        if self._tiers is not None:
+            self._tiers.close()
+        self._tiers = self._scheduler.prefixes.tiers = None
         if isinstance(self._runner, DeviceRunner):
             self._runner.close()
         del self._executor, self._runner, self._routers
@@ -136,6 +140,10 @@ class Engine(StepLoop):
         self._handoffs.close()
         if self._devices:
             give_back_cached_memory()
+
+    def stats(self) -> EngineStats:
+        """Where the loop is now, what it has done, and what is below its cache."""
+        return replace(super().stats(), tiers=self._tiers.stats() if self._tiers is not None else ())
 
     def count_experts(self) -> dict[int, Counter[int]]:
         """By layer, how many rows choose each expert from now on; the counts go on with every step."""

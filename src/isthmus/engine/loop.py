@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -49,7 +49,7 @@ class StepLoop:
         self._speculate = speculate
         self._jobs: dict[str, Job] = {}
         self._events: list[Output] = []  # from between steps, given out by the next
-        self._totals: dict[str, int] = dict.fromkeys(_TOTALS, 0)
+        self._totals: dict[str, Any] = dict.fromkeys(_TOTALS, 0)
         self._step_seconds = 0.0
 
     @property
@@ -85,7 +85,8 @@ class StepLoop:
         plan = self._scheduler.schedule()
         if plan is None:
             if not events:
-                wait_briefly([job.compiling for job in self._jobs.values() if job.compiling])
+                compiling = [job.compiling for job in self._jobs.values() if job.compiling]
+                wait_briefly([*compiling, *(load.ended for load in self._scheduler.loads)])
             return events
         self._count_admitted(plan)
         started = time.perf_counter()
@@ -107,6 +108,7 @@ class StepLoop:
         running = set(scheduler.running)
         return EngineStats(
             num_waiting=len(self._jobs) - len(running),
+            num_loading=len(scheduler.loading),
             num_running=len(running),
             num_blocks=blocks.num_blocks,
             num_used_blocks=blocks.num_blocks - blocks.num_free,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from isthmus.engine.request import Grammar
 from isthmus.errors import UsageError
 
-# How long a step with nothing to compute waits for a grammar before commands are looked at again.
+# How long a step with nothing to compute waits for a grammar, or a tier, before commands are looked at again.
 _PATIENCE_S = 0.02
 
 
@@ -69,7 +69,7 @@ class Compiler:
         return self._grammars.compile(grammar)
 
 
-def wait_briefly(compiling: Collection[Future[TokenMask]]) -> None:
+def wait_briefly(awaited: Collection[Future[Any]]) -> None:
     """Until one of them is done, or new commands should be looked at."""
-    if compiling:
-        wait(compiling, timeout=_PATIENCE_S, return_when=FIRST_COMPLETED)
+    if awaited:
+        wait(awaited, timeout=_PATIENCE_S, return_when=FIRST_COMPLETED)

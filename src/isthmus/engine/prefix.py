@@ -8,8 +8,8 @@ one that came later.
 
 What a sequence leaves after its last full block is a *tail*, one for each block it may follow. Who goes on
 from there, as the next turn of a chat does, takes the tail over: it is written on, so it is nobody else's.
-A tier below, such as a disk, may keep full blocks longer. It knows a block by the digest of all tokens up to
-its end. No torch: blocks are numbers.
+Tiers below, such as a disk, may keep full blocks longer. They know a block by the digest of all tokens up to
+its end, and bring it back while others go on. No torch: blocks are numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import itertools
 import os
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
@@ -39,13 +40,40 @@ class Prefix:
     below: list[bytes] = field(default_factory=list)  # digests of full blocks after these that a tier holds
 
 
-class Tier(Protocol):
-    """Where full blocks are kept beside the cache itself. Never raises."""
+class Load(Protocol):
+    """Blocks on their way from below into blocks of the cache, the first ones first."""
+
+    @property
+    def ended(self) -> Future[None]: ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come: all is there, some could not be had, or it takes too long."""
+
+    def stop(self) -> int:
+        """Nothing is written into the blocks from now on. How many of the first have what was asked for."""
+
+
+class Tiers(Protocol):
+    """Where full blocks are kept beside the cache itself. Never raises, never waits."""
 
     def holds(self, digest: bytes) -> bool: ...
-    def store(self, digest: bytes, tokens: Sequence[int], block: int) -> None: ...
-    def fetch(self, digest: bytes, tokens: Sequence[int], block: int) -> bool: ...
-    def drop(self, digest: bytes) -> None: ...
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        """They are about to be asked for: others go first when room is needed."""
+
+    def known(self, digest: bytes, tokens: Sequence[int], block: int) -> None:
+        """The block has this content, for as long as it is not evicted."""
+
+    def evicted(self, digest: bytes, tokens: Sequence[int], block: int) -> None:
+        """The block has this content until the next step, or a load, writes over it."""
+
+    def load(
+        self, digests: Sequence[bytes], tokens: Sequence[Sequence[int]], blocks: Sequence[int]
+    ) -> Load: ...
+
+    def drop(self, digest: bytes) -> None:
+        """What is kept under this digest is not to be trusted."""
 
 
 class PrefixCache:
@@ -60,8 +88,8 @@ class PrefixCache:
         self._before_tail: dict[int, Name] = {}  # by block
         self._names = itertools.count()
         self._digests: dict[Name, bytes] = {}  # of known blocks
-        self.tier: Tier | None = None
-        blocks.on_forget = self._forgotten
+        self.tiers: Tiers | None = None
+        blocks.on_forget, blocks.on_evict = self._forgotten, self._evicted
 
     def match(self, tokens: Sequence[int], salt: str, most: int) -> Prefix:
         """The longest known prefix of up to `most` tokens. Its blocks are not held yet.
@@ -76,8 +104,8 @@ class PrefixCache:
             found.blocks.append(known[0])
             found.names.append(known[1])
         found.num_tokens = len(found.names) * self._block_tokens
-        if self.tier is not None:
-            found.below = self._held_below(tokens, salt, found, most)
+        if self.tiers is not None:
+            found.below = self._held_below(self.tiers, tokens, salt, found, most)
         if found.below:
             return found
         block, held = self._tails.get(found.names[-1] if found.names else salt, (-1, ()))
@@ -99,25 +127,43 @@ class PrefixCache:
             known = self._known.get(key)
             if known is None:
                 known = self._make_known(key, blocks[index])
-                if self.tier is not None:
-                    self.tier.store(self._digests[known[1]], key[1], blocks[index])
+                if self.tiers is not None:
+                    self.tiers.known(self._digests[known[1]], key[1], blocks[index])
             names.append(known[1])
 
-    def fetch(self, tokens: Sequence[int], salt: str, found: Prefix, blocks: Sequence[int]) -> None:
-        """Reads what lies below into `blocks`, which are held, and adds to `found` what was there."""
-        for digest, block in zip(found.below, blocks, strict=False):
-            key = self._key(tokens, len(found.names), found.names, salt)
-            if self.tier is None or not self.tier.fetch(digest, key[1], block):
+    def load(self, tokens: Sequence[int], found: Prefix, blocks: Sequence[int]) -> Load:
+        """Begins to read what lies below into the first of `blocks`, which stay held until `landed`."""
+        assert self.tiers is not None
+        size, count = self._block_tokens, len(found.below)
+        begins = range(found.num_tokens, found.num_tokens + count * size, size)
+        parts = [tuple(tokens[begin : begin + size]) for begin in begins]
+        return self.tiers.load(found.below, parts, blocks[:count])
+
+    def landed(
+        self,
+        tokens: Sequence[int],
+        salt: str,
+        below: Sequence[bytes],
+        blocks: Sequence[int],
+        names: list[Name],
+    ) -> None:
+        """Makes blocks known that were read from below, after those of `names`, which grows.
+
+        Not those that were dropped there meanwhile, nor what follows them.
+        """
+        for digest in below:
+            if self.tiers is None or not self.tiers.holds(digest):
                 return
-            found.names.append(self._make_known(key, block)[1])
-            found.num_tokens += self._block_tokens
+            key = self._key(tokens, len(names), names, salt)
+            known = self._known.get(key) or self._make_known(key, blocks[len(names)])
+            names.append(known[1])
 
     def distrust(self, blocks: Sequence[int]) -> None:
         """Nobody is to find these blocks any more, below neither."""
         for block in blocks:
             key = self._keys.get(block)
-            if key is not None and self.tier is not None:
-                self.tier.drop(self._digests[self._known[key][1]])
+            if key is not None and self.tiers is not None:
+                self.tiers.drop(self._digests[self._known[key][1]])
             self._blocks.forget(block)
 
     def leave_tail(
@@ -151,15 +197,18 @@ class PrefixCache:
             return _digest_after(_digest_of(before), tokens)
         return _digest_after(self._digests.get(before) or os.urandom(_DIGEST_BYTES), tokens)
 
-    def _held_below(self, tokens: Sequence[int], salt: str, found: Prefix, most: int) -> list[bytes]:
-        """Digests of the full blocks after `found` that the tier holds, up to token `most`."""
+    def _held_below(
+        self, tiers: Tiers, tokens: Sequence[int], salt: str, found: Prefix, most: int
+    ) -> list[bytes]:
+        """Digests of the full blocks after `found` that tiers hold, up to token `most`."""
         held: list[bytes] = []
         digest = self._digests[found.names[-1]] if found.names else _digest_of(salt)
         for begin in range(found.num_tokens, most - self._block_tokens + 1, self._block_tokens):
             digest = _digest_after(digest, tokens[begin : begin + self._block_tokens])
-            if self.tier is None or not self.tier.holds(digest):
+            if not tiers.holds(digest):
                 break
             held.append(digest)
+        tiers.touch(held)
         return held
 
     def _key(
@@ -167,6 +216,11 @@ class PrefixCache:
     ) -> tuple[Name, tuple[int, ...]]:
         before = names[index - 1] if index else salt
         return before, tuple(tokens[index * self._block_tokens : (index + 1) * self._block_tokens])
+
+    def _evicted(self, block: int) -> None:
+        key = self._keys.get(block)
+        if key is not None and self.tiers is not None:
+            self.tiers.evicted(self._digests[self._known[key][1]], key[1], block)
 
     def _forgotten(self, block: int) -> None:
         if block in self._before_tail:

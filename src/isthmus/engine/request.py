@@ -171,10 +171,24 @@ class SlotStats:
 
 
 @dataclass(frozen=True)
+class TierStats:
+    """One place below the cache where blocks are kept: what it holds, and blocks counted since the start."""
+
+    name: str  # ram, disk
+    num_blocks: int
+    num_bytes: int
+    read: int = 0  # found there, and right
+    written: int = 0
+    dropped: int = 0  # not written, since too much waited to be
+    failed: int = 0  # damaged, gone, or not to be read or written
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Where the engine is, and what it has done since it was loaded."""
 
     num_waiting: int = 0
+    num_loading: int = 0  # of those waiting, whose prefix is being read from a tier below
     num_running: int = 0
     num_blocks: int = 0  # of the cache, each of block_tokens
     num_used_blocks: int = 0  # held by running requests
@@ -189,6 +203,7 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     slots: tuple[SlotStats, ...] = ()
+    tiers: tuple[TierStats, ...] = ()  # in the order in which they are asked
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ sequences.
 A sequence is admitted when its tokens so far fit beside one more block for each that runs; its answer takes
 blocks as it grows. If none is free, the youngest gives up its own and waits to compute its tokens again: it
 goes on where it was. The oldest is never the one, so it always ends, and then the next is the oldest.
+
+What tiers below the cache hold of its tokens is read first, into blocks it has been given: it is *loading*
+meanwhile, and the others go on. What does not come is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 
 from isthmus.engine.blocks import BlockManager, blocks_for
 from isthmus.engine.fairness import shares
-from isthmus.engine.prefix import Name, Prefix, PrefixCache
+from isthmus.engine.prefix import Load, Name, Prefix, PrefixCache
 from isthmus.engine.request import Request
 
 # Rows of one step whose logits may all be wanted: 64 of a vocabulary of 152k are 39 MB.
@@ -41,6 +44,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)  # empty while waiting
     names: list[Name] = field(default_factory=list)  # of its first blocks, as the prefix cache knows them
     num_sound: int = 0  # tokens from which finite logits were computed, that others may find
+    below: list[bytes] = field(default_factory=list)  # digests of what is read into the blocks after `names`
+    load: Load | None = None  # while that is being read
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -123,6 +128,7 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         self.max_running = min(max_running, chunk_tokens)  # each has a row in a step
         self.waiting: deque[Sequence] = deque()  # by arrival
+        self.loading: list[Sequence] = []  # they have their blocks, which are read from below
         self.running: list[Sequence] = []  # by arrival
         self.keeps_answers = True  # whether the prefix cache finds tokens that were sampled
         self.num_preemptions = 0
@@ -130,7 +136,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.loading or self.running)
+
+    @property
+    def loads(self) -> list[Load]:
+        """What is being read for those that are loading."""
+        return [sequence.load for sequence in self.loading if sequence.load is not None]
 
     def add(self, request: Request) -> Sequence:
         """Queues a request whose prompt is shorter than the context (the engine has checked that)."""
@@ -143,7 +154,9 @@ class Scheduler:
         return sequence
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing waits or runs. `commit` or `finish` must follow."""
+        """The next step, or None if nothing runs, though some may be loading. `commit` or `finish` must
+        follow."""
+        self._take_loaded()
         self._make_room()
         self._admit()
         # Decodes first: one row each, and someone reads along; prefill takes its share of what is left.
@@ -189,10 +202,9 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, *, failed: bool = False) -> None:
         """Takes a sequence out, wherever it is, and gives its blocks back; of one that failed for good."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        for queue in (self.running, self.loading, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
         if failed:
             # What it found in the cache goes too: whatever is wrong may have come from there.
             self.prefixes.distrust(sequence.blocks)
@@ -214,7 +226,7 @@ class Scheduler:
             if self._grow(sequence, len(sequence.tokens)):
                 at += 1
             else:
-                self._preempt(self.running[-1])
+                self._preempt(max((*self.running, *self.loading), key=_arrival))
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         more = blocks_for(tokens, self.block_tokens) - len(sequence.blocks)
@@ -233,13 +245,40 @@ class Scheduler:
         return draft
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
-        self.running.remove(sequence)
+        if sequence.load is None:
+            self.running.remove(sequence)
+            self.num_preemptions += 1
+        else:
+            self.loading.remove(sequence)
         self._give_back(sequence)
         older = sum(other.arrival < sequence.arrival for other in self.waiting)  # who was passed by
         self.waiting.insert(older, sequence)
 
+    def _take_loaded(self) -> None:
+        """Those for whom nothing more will come are admitted, however much has come."""
+        for sequence in [one for one in self.loading if one.load is None or one.load.is_over]:
+            self.loading.remove(sequence)
+            self._land(sequence)
+            self._start(sequence)
+
+    def _land(self, sequence: Sequence) -> None:
+        """What has been read so far is known from now on; nothing more comes."""
+        assert sequence.load is not None
+        here = sequence.below[: sequence.load.stop()]
+        salt, names = sequence.request.cache_salt, sequence.names
+        self.prefixes.landed(sequence.tokens, salt, here, sequence.blocks, names)
+        sequence.num_computed = sequence.num_sound = len(names) * self.block_tokens
+        sequence.below, sequence.load = [], None
+
+    def _start(self, sequence: Sequence) -> None:
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+        self.running.append(sequence)
+        self.running.sort(key=_arrival)
+
     def _give_back(self, sequence: Sequence) -> None:
+        if sequence.load is not None:
+            self._land(sequence)
         if sequence.num_sound:
             salt, end = sequence.request.cache_salt, sequence.num_sound
             self.prefixes.leave_tail(sequence.tokens, salt, sequence.blocks, sequence.names, end)
@@ -250,22 +289,27 @@ class Scheduler:
     def _admit(self) -> None:
         """Lets waiting sequences in, in their order: a small one does not overtake a large one for ever.
 
-        Only who waits for another's prompt to be computed is passed by.
+        Only who waits for another's prompt to be computed or read is passed by.
         """
         passed: list[Sequence] = []
-        while self.waiting and len(self.running) < self.max_running and len(passed) < MAX_PASSED:
+        while self.waiting and self._num_admitted < self.max_running and len(passed) < MAX_PASSED:
             sequence = self.waiting[0]
             found = self._known_prefix(sequence)
-            if self._is_coming(sequence, len(found.names) + len(found.below)):
+            if self._is_coming(sequence, found):
                 passed.append(self.waiting.popleft())
                 continue
             if not self._place(sequence, found):
                 break
-            if sequence.num_cached is None:
-                sequence.num_cached = sequence.num_computed
-            self.running.append(self.waiting.popleft())
+            self.waiting.popleft()
+            if sequence.load is None:
+                self._start(sequence)
+            else:
+                self.loading.append(sequence)
         self.waiting.extendleft(reversed(passed))
-        self.running.sort(key=lambda sequence: sequence.arrival)
+
+    @property
+    def _num_admitted(self) -> int:
+        return len(self.running) + len(self.loading)
 
     def _known_prefix(self, sequence: Sequence) -> Prefix:
         """At least one token is always left to compute, since its logits are needed."""
@@ -280,26 +324,31 @@ class Scheduler:
         for block in found.blocks:
             self.blocks.share(block)
         new = blocks_for(len(sequence.tokens) + 1, self.block_tokens) - len(found.blocks)
-        enough = self.blocks.num_free >= new + len(self.running)
-        got = self.blocks.allocate(new) if enough or not self.running else None
+        enough = self.blocks.num_free >= new + self._num_admitted
+        got = self.blocks.allocate(new) if enough or not self._num_admitted else None
         if got is None:
             self.blocks.free(found.blocks)
             return False
         for tail in found.blocks[len(found.names) :]:
             self.blocks.forget(tail)  # it is written on from here
-        self.prefixes.fetch(sequence.tokens, sequence.request.cache_salt, found, got)
         sequence.blocks, sequence.names = found.blocks + got, found.names
         sequence.num_computed = sequence.num_sound = found.num_tokens
+        if found.below:
+            sequence.below = found.below
+            sequence.load = self.prefixes.load(sequence.tokens, found, got)
         return True
 
-    def _is_coming(self, sequence: Sequence, num_found: int) -> bool:
-        """Whether another's prompt, in computation now, will soon have made the blocks it lacks.
+    def _is_coming(self, sequence: Sequence, found: Prefix) -> bool:
+        """Whether the blocks it lacks are being read for another, or will soon have been computed for one.
 
         Soon: that other has at most twice the rows left to compute that waiting for it saves.
         """
         if sequence.request.params.prompt_logprobs is not None:
             return False
+        if found.below and any(found.below[0] in other.below for other in self.loading):
+            return True
         size = self.block_tokens
+        num_found = len(found.names) + len(found.below)
         begin, most = num_found * size, (len(sequence.tokens) - 1) // size * size
         for other in self.running:
             is_filling = other.num_computed < other.num_prompt_tokens
@@ -314,3 +363,7 @@ class Scheduler:
             if prompt[:begin] == sequence.tokens[:begin] and other.num_pending <= 2 * (end - begin):
                 return True
         return False
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

@@ -29,7 +29,7 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     """
     host_experts = 0 if experts else job.parts.expert_bytes
     mapped = host_experts if job.mapped_bytes else 0
-    host_scratch = job.process_bytes + (job.ring_bytes if ring and job.on_gpu else 0)
+    host_scratch = job.process_bytes + (job.ring_bytes if ring and job.on_gpu else 0) + job.below_bytes
     reserve = job.step_bytes + (job.ring_bytes if ring else 0) + (0 if experts else job.cache_bytes)
     if job.on_gpu:
         captured = 0 if job.strategy == "stream" else job.captured_bytes
@@ -196,12 +196,17 @@ def _refusal(job: Job, layout: _Layout, reserve: int, free: list[int]) -> NotEno
 
 def _host_refusal(job: Job, experts: int, scratch: int) -> NotEnoughMemoryError:
     need = experts + scratch
+    remedies = [
+        f"{(need - job.ram_bytes) / GIB:.1f} GiB more",
+        f"a quantisation {need / max(1, job.ram_bytes):.1f} times smaller",
+    ]
+    if need - job.below_bytes <= job.ram_bytes:
+        remedies = ["a smaller --kv-ram", *remedies[:1]]
     return NotEnoughMemoryError(
         f"not enough memory for strategy {job.strategy}: {need / GIB:.1f} GiB of RAM are needed (experts "
         f"{experts / GIB:.1f}, working memory {scratch / GIB:.1f}), {job.ram_bytes / GIB:.1f} GiB are "
-        f"available; try {(need - job.ram_bytes) / GIB:.1f} GiB more, a quantisation "
-        f"{need / max(1, job.ram_bytes):.1f} times smaller, or `isthmus pack` to run the experts "
-        "from disk as far as memory goes",
+        f"available; try {', '.join(remedies)}, or `isthmus pack` to run the experts from disk as far as "
+        "memory goes",
         need_bytes=need,
         have_bytes=job.ram_bytes,
     )

@@ -33,6 +33,7 @@ class Job:
     mapped_bytes: int = 0  # of all matrices if they are pages of a packed cache, which need no memory
     profile: Profile | None = None
     cache_bytes: int = 0  # of each device, for experts that come and go
+    below_bytes: int = 0  # of the host, for blocks of the cache on their way to tiers below it, or kept there
     streams: bool = True  # whether experts of long prompts may cross, under `hybrid`
 
     def shared_blocks(self, one_context: int, fit: int) -> int:

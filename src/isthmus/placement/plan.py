@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from isthmus.config import BLOCK_TOKENS, DEFAULT_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, RunOptions
+from isthmus.config import (
+    BLOCK_TOKENS,
+    DEFAULT_CONTEXT_TOKENS,
+    KV_DISK_QUEUE_BYTES,
+    MAX_CONTEXT_TOKENS,
+    RunOptions,
+)
 from isthmus.errors import NotEnoughMemoryError, UsageError
 from isthmus.placement.captured import captured_bytes
 from isthmus.placement.cost import Estimate, estimate
@@ -137,6 +143,7 @@ def plan(
         cache_bytes=options.expert_cache or 0,
     )
     job = replace(job, streams=job.on_gpu or options.stream_rows is not None)
+    job = replace(job, below_bytes=_below_bytes(options, on_gpu=job.on_gpu))
     if mapped:
         matrices = weight_bytes(source, exact_batching=options.exact_batching) - vector_bytes(source)
         job = replace(job, mapped_bytes=matrices)
@@ -169,6 +176,7 @@ def plan(
             *placed.notes,
             *_unused(job, options),
             *filter(None, [mtp_note(metadata)]),
+            *_not_below_ram(job, options),
         ),
         estimate=estimate(machine, job, placed),
     )
@@ -188,7 +196,8 @@ def _place(job: Job, options: RunOptions) -> tuple[Job, Placement, tuple[str, ..
                 if strategy == "hybrid" and options.asks_for_gpu:
                     raise
                 refusals.append(error)
-    attempt = replace(job, strategy="cpu", devices=())
+    alone = _below_bytes(options, on_gpu=False)
+    attempt = replace(job, strategy="cpu", devices=(), below_bytes=alone)
     try:
         return attempt, STRATEGIES["cpu"](attempt), tuple(f"on the CPU: {error}" for error in refusals[-1:])
     except NotEnoughMemoryError as error:
@@ -205,6 +214,18 @@ def _unused(job: Job, options: RunOptions) -> tuple[str, ...]:
         return ()
     why = f"strategy {job.strategy} shares none with the CPU" if job.parts.experts else "this model has none"
     return (f"{', '.join(names)} is about experts on a device: {why}",)
+
+
+def _below_bytes(options: RunOptions, *, on_gpu: bool) -> int:
+    """Host memory of the tiers below the cache."""
+    kept = options.kv_ram or 0 if on_gpu else 0
+    return kept + (KV_DISK_QUEUE_BYTES if options.kv_disk is not None else 0)
+
+
+def _not_below_ram(job: Job, options: RunOptions) -> tuple[str, ...]:
+    if options.kv_ram is None or job.on_gpu:
+        return ()
+    return ("kv_ram is for what a GPU's cache gives up; this cache is in RAM itself, so it is for nothing",)
 
 
 def context_length(metadata: Metadata) -> int:

@@ -225,7 +225,9 @@ def _with_strategy(options: RunOptions, name: str) -> RunOptions:
     """Without what the strategy would refuse, since it does not heed it."""
     profile = options.profile if name == "hybrid" else None
     gpu_memory = None if name == "cpu" else options.gpu_memory
-    return replace(options, strategy=name, device=None, gpu_memory=gpu_memory, profile=profile)  # type: ignore[arg-type]
+    kv_ram = options.kv_ram if name != "cpu" else None
+    chosen = replace(options, device=None, gpu_memory=gpu_memory, profile=profile, kv_ram=kv_ram)
+    return replace(chosen, strategy=name)  # type: ignore[arg-type]
 
 
 def _ratio(changed: Plan, made: Plan, speed: Callable[[Plan], float]) -> float:

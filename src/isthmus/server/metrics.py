@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from isthmus.engine.process import EngineProcess
+    from isthmus.engine.request import TierStats
 
 # vLLM's own steps, cut where a slow host or a long prompt is still told apart.
 _FIRST_TOKEN_S = (0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
@@ -86,6 +87,7 @@ class _EngineCollector(Collector):
         gauges = {
             "num_requests_running": ("Requests that are computed", stats.num_running),
             "num_requests_waiting": ("Requests that wait for their turn", stats.num_waiting),
+            "num_requests_loading": ("Of these, whose prefix is being read from a tier", stats.num_loading),
             "kv_cache_usage_perc": ("Share of the KV cache that running requests hold, 0 to 1", used),
             "engine_up": ("1 while requests are taken", float(self._engine.state == "ready")),
             "weight_bytes": ("Bytes of the loaded weights", _weight_bytes(self._engine)),
@@ -109,6 +111,28 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(f"isthmus_{name}", text, value=value)
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"isthmus_{name}", text, value=value)
+        yield from _of_tiers(stats.tiers)
+
+
+def _of_tiers(tiers: tuple[TierStats, ...]) -> Iterator[Metric]:
+    """Of --kv-ram and --kv-disk, by tier; nothing where there are none."""
+    counters = {
+        "read": "Blocks found in a tier below the cache, and right",
+        "written": "Blocks given to a tier below the cache",
+        "dropped": "Blocks that a tier did not take, since too much waited to be written",
+        "failed": "Blocks that were damaged or gone, or could not be read or written",
+    }
+    if not tiers:
+        return
+    held = GaugeMetricFamily("isthmus_kv_tier_bytes", "Bytes that a tier below holds", labels=["tier"])
+    for tier in tiers:
+        held.add_metric([tier.name], tier.num_bytes)
+    yield held
+    for name, text in counters.items():
+        family = CounterMetricFamily(f"isthmus_kv_tier_{name}_blocks", text, labels=["tier"])
+        for tier in tiers:
+            family.add_metric([tier.name], getattr(tier, name))
+        yield family
 
 
 def _weight_bytes(engine: EngineProcess) -> float:

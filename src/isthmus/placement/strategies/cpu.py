@@ -14,7 +14,7 @@ def place(job: Job) -> Placement:
     parts = job.parts
     weights = sum(part.ram_bytes for part in parts.dense)
     own = weights + parts.expert_bytes - job.mapped_bytes
-    scratch = job.process_bytes + job.step_bytes
+    scratch = job.process_bytes + job.step_bytes + job.below_bytes
     token_bytes = max(1, parts.kv_token_bytes)
     room = job.ram_bytes - own - scratch
     wanted = job.wanted_tokens

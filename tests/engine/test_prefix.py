@@ -1,0 +1,308 @@
+"""The prefix cache and the tiers below it: what is found, and nothing is mixed up whatever happens when."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.simulated import BLOCK, Below, World, request, scheduler, step
+from isthmus.engine.request import Request, SamplingParams
+
+
+def test_a_prompt_seen_before_is_found_but_for_its_last_token() -> None:
+    s = scheduler(context=64, chunk=64)
+    s.add(request("a", 18, max_tokens=1))
+    step(s)
+    again = s.add(request("b", 18, max_tokens=1))
+    assert step(s) == [("b", 17, 1, True)]  # which is computed for its logits
+    assert again.num_cached == 17
+    shorter = s.add(request("c", 16, max_tokens=1))
+    assert step(s) == [("c", 12, 4, True)]  # a full block is found whole or not at all
+    assert shorter.num_cached == 12
+
+
+def test_what_stands_after_the_last_full_block_is_taken_over_by_one() -> None:
+    s = scheduler(context=64, chunk=64, running=2)
+    s.add(request("a", 7, max_tokens=1))
+    step(s)
+    s.add(Request("b", [*range(6), 50, 51], SamplingParams(max_tokens=8)))  # goes another way at 6
+    assert step(s) == [("b", 6, 2, True)]
+    s.add(Request("c", [*range(7), 60], SamplingParams(max_tokens=1)))
+    assert ("c", 4, 4, True) in step(s) + step(s)
+
+
+def test_who_took_a_tail_over_and_left_early_leaves_it_again() -> None:
+    s = scheduler(context=64, chunk=4)
+    s.add(request("a", 7, max_tokens=1))
+    step(s), step(s)
+    gone = s.add(request("b", 30))
+    assert step(s) == [("b", 7, 4, False)]
+    s.finish(gone)
+    s.add(request("c", 30))
+    assert step(s) == [("c", 7, 4, False)]
+
+
+def test_the_second_turn_of_a_chat_computes_the_new_tokens() -> None:
+    s = scheduler(context=64, chunk=64)
+    first = s.add(request("a", 10, max_tokens=9))
+    while s.has_work:
+        step(s)
+    s.add(Request("b", [*first.tokens, 500, 501], SamplingParams(max_tokens=1)))
+    assert step(s) == [("b", 18, 3, True)]  # what was last sampled was not computed yet
+
+
+def test_a_salt_keeps_prompts_apart() -> None:
+    s = scheduler(context=64, chunk=64)
+    for salt, start in (("x", 0), ("y", 0), ("x", 9), ("", 0)):
+        s.add(Request("a", list(range(10)), SamplingParams(max_tokens=1), cache_salt=salt))
+        assert step(s) == [("a", start, 10 - start, True)]
+
+
+def test_what_failed_is_not_found_by_others() -> None:
+    s = scheduler(context=64, chunk=64)
+    sequence = s.add(request("bad", 10))
+    step(s)
+    s.finish(sequence, failed=True)
+    s.add(request("good", 10))
+    assert step(s) == [("good", 0, 10, True)]
+
+
+def test_what_is_not_verified_is_not_found_by_others() -> None:
+    """Cancelled within its prompt: no logits have shown that its blocks are sound."""
+    s = scheduler(context=64, chunk=8)
+    sequence = s.add(request("a", 30))
+    step(s)
+    s.finish(sequence)
+    s.add(request("b", 30))
+    assert step(s) == [("b", 0, 8, False)]
+
+
+def test_requests_of_one_prompt_wait_for_it_and_share_its_blocks() -> None:
+    s = scheduler(context=64, chunk=16, running=4)
+    several = [s.add(request(str(number), 30)) for number in range(3)]
+    assert step(s) == [("0", 0, 16, False)]
+    assert step(s) == [("0", 16, 14, True)]
+    assert step(s) == [("0", 30, 1, True), ("1", 28, 1, False), ("2", 28, 2, True)]
+    assert several[1].blocks[:7] == several[2].blocks[:7] == several[0].blocks[:7]
+    assert several[1].blocks[7] != several[0].blocks[7]  # the last, not full, is nobody else's
+
+
+def test_nobody_waits_for_a_long_prompt_that_begins_the_same() -> None:
+    s = scheduler(context=800, chunk=16, running=2)
+    s.add(request("long", 700))
+    step(s)
+    s.add(Request("short", [*range(8), 1000], SamplingParams(max_tokens=1)))
+    assert ("short", 0, 9, True) in step(s)
+
+
+def test_blocks_longest_unused_are_given_up_first_and_the_ends_of_prompts_before_their_beginnings() -> None:
+    s = scheduler(context=32, chunk=32, blocks=8)
+    for first in (0, 100):
+        s.add(request("a", 12, max_tokens=1, first=first))  # 3 blocks kept of each
+        step(s)
+    assert s.blocks.num_kept == 6
+    s.add(request("c", 14, max_tokens=1, first=200))  # takes the 2 free and 2 of the first's
+    step(s)
+    s.add(request("a", 12, max_tokens=1))
+    assert step(s) == [("a", 4, 8, True)]
+
+
+def tier_of(world: World) -> Below:
+    assert world.below is not None
+    return world.below
+
+
+def test_blocks_that_only_the_tier_has_are_read_as_far_as_they_are_there() -> None:
+    world = World(scheduler(context=32, chunk=32, blocks=8), Below())
+    world.add([0] * 18, 1)
+    world.step()
+    assert len(tier_of(world).kept) == 4
+    world.add([1] * 30, 1)  # takes all blocks
+    world.step()
+    assert world.s.prefixes.match([0] * 18, "", 17).names == []
+    world.add([0] * 18, 1)
+    sequence = world.alive[0]
+    while world.alive:
+        world.step()
+    assert tier_of(world).num_read * BLOCK == sequence.num_cached > 0
+    assert len(world.s.prefixes.match([0] * 18, "", 17).names) == 4  # read or computed, they are known again
+
+
+def test_others_go_on_while_a_prefix_is_read_and_who_needs_the_same_waits_for_it() -> None:
+    world = World(scheduler(context=32, chunk=32, running=3, blocks=12), Below(speed=0, damaged=256))
+    world.add([0] * 18, 1)
+    world.step()
+    for first in (100, 200, 300):  # their 24 blocks take all
+        world.add([first] * 30, 1)
+    for _ in range(3):
+        world.step()
+    world.add([2] * 5, 20)
+    world.step()
+    world.add([0] * 18, 1)
+    world.add([0] * 17, 1)
+    decoding, loading, same = world.alive
+    for _ in range(3):
+        world.step()
+    assert decoding.num_output_tokens == 4
+    assert (world.s.loading, list(world.s.waiting)) == ([loading], [same])
+    tier_of(world).bring(4)
+    world.step()
+    assert (loading.num_cached, same.num_cached) == (16, 16)
+    assert loading.blocks[:4] == same.blocks[:4]
+    assert tier_of(world).num_read == 4
+
+
+@pytest.mark.parametrize("num_read", range(5))
+def test_one_that_loads_is_cancelled_and_what_was_read_is_found_by_the_next(num_read: int) -> None:
+    world = World(scheduler(context=32, chunk=32, blocks=8), Below(speed=0, damaged=256))
+    world.add([0] * 18, 1)
+    world.step()
+    world.add([1] * 30, 1)
+    world.step()
+    world.add([0] * 18, 1)
+    world.s.schedule()
+    assert world.s.loading == world.alive
+    tier_of(world).bring(num_read)
+    world.end(world.alive[0])
+    assert world.s.blocks.num_free == 8
+    world.check_blocks()
+    assert len(world.s.prefixes.match([0] * 18, "", 17).names) == num_read
+
+
+def test_one_that_loads_gives_way_to_an_older_one() -> None:
+    world = World(scheduler(context=32, chunk=32, running=2, blocks=8), Below(speed=0, damaged=256))
+    world.add([0] * 18, 1)
+    world.step()
+    world.add([1] * 30, 1)
+    world.step()
+    world.add([2] * 5, 27)
+    world.step()  # 2 blocks
+    world.add([0] * 18, 1)  # 5
+    old, young = world.alive
+    while young in world.s.loading or not old.num_output_tokens > 3:
+        world.step()
+        world.check_blocks()
+    assert list(world.s.waiting) == [young]
+    assert world.s.num_preemptions == 0  # it had computed nothing
+    for _ in range(60):
+        world.step()
+    assert not world.alive
+
+
+def test_what_was_dropped_while_it_was_read_is_not_used() -> None:
+    world = World(scheduler(context=32, chunk=32, blocks=8), Below(speed=0, damaged=256))
+    world.add([0] * 18, 1)
+    world.step()
+    world.add([1] * 30, 1)
+    world.step()
+    world.add([0] * 18, 1)
+    sequence = world.alive[0]
+    world.s.schedule()
+    tier_of(world).bring(4)
+    tier_of(world).drop(sequence.below[2])
+    world.step()
+    assert sequence.num_cached == 8
+
+
+def test_a_tier_of_evicted_blocks_gets_what_the_cache_gives_up_and_nothing_else() -> None:
+    world = World(scheduler(context=32, chunk=32, blocks=8), Below(of_evicted=True, damaged=256))
+    world.add([0] * 18, 1)
+    world.step()
+    assert not tier_of(world).kept
+    world.add([1] * 18, 1)  # 5 of 8 blocks: 3 were free, and one that was not full
+    world.step()
+    assert len(tier_of(world).kept) == 1
+    world.add([0] * 18, 1)
+    sequence = world.alive[0]
+    while world.alive:
+        world.step()
+    assert sequence.num_cached == 16
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_failed_is_dropped_from_the_tier_too(failed: bool) -> None:
+    world = World(scheduler(context=32, chunk=32), Below())
+    world.add([0] * 18, 9)
+    world.step()
+    world.end(world.alive[0], failed=failed)
+    assert len(tier_of(world).kept) == (0 if failed else 4)
+
+
+prompts = st.builds(
+    lambda head, count, tail: ([head] * count + tail)[:31],
+    st.integers(0, 1),
+    st.integers(0, 24),
+    st.lists(st.integers(0, 1), min_size=1, max_size=6),
+)
+actions = st.one_of(
+    st.tuples(
+        st.just("add"),
+        prompts,
+        st.one_of(st.none(), st.integers(1, 40)),
+        st.sampled_from(["", "", "", "salt"]),
+        st.sampled_from([False, False, False, False, True]),
+    ),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("step"), st.integers(1, 6)),
+)
+
+
+tiers = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {
+            "speed": st.integers(0, 3),
+            "of_evicted": st.booleans(),
+            "limit": st.sampled_from([3, 1000]),
+            "damaged": st.sampled_from([8, 256]),
+        }
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 4), st.integers(4, 16), st.integers(8, 24), tiers, st.lists(actions, max_size=30))
+def test_no_block_leaks_nothing_is_mixed_up_and_every_request_ends(
+    running: int, chunk: int, blocks: int, tier: dict[str, Any] | None, moves: list[tuple]
+) -> None:
+    """Any order of adding, stepping and cancelling with little room; then what is left runs to its end.
+
+    With a tier below, blocks come from it slowly, at once, or not at all.
+    """
+    below = None if tier is None else Below(**tier)
+    world = World(scheduler(context=32, chunk=chunk, running=running, blocks=blocks), below)
+    for move in moves:
+        if move[0] == "add":
+            world.add(*move[1:])
+        elif move[0] == "cancel" and world.alive:
+            world.end(world.alive[move[1] % len(world.alive)])
+        elif move[0] == "step":
+            for _ in range(move[1]):
+                world.step()
+        world.check_blocks()
+    for _ in range(80 * len(world.alive) + 1):
+        world.step()
+        world.check_blocks()
+    assert not world.alive
+    assert not world.s.has_work
+    assert world.s.blocks.num_free == blocks
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("steps", range(12))
+def test_a_request_may_leave_in_any_state(steps: int, failed: bool) -> None:
+    """Waiting, passed by, in its prompt, decoding, preempted: its blocks come back and the others go on."""
+    for leaving in range(3):
+        world = World(scheduler(context=32, chunk=8, running=3, blocks=9))
+        for prompt in ([0] * 18, [0] * 18, [1] * 9):
+            world.add(prompt, 12, "", poison=False)
+        for _ in range(steps):
+            world.step()
+        if leaving < len(world.alive):
+            world.end(world.alive[leaving], failed=failed)
+            world.check_blocks()
+        for _ in range(200):
+            world.step()
+        assert not world.alive
+        assert world.s.blocks.num_free == 9
