@@ -131,6 +131,15 @@ MUTATIONS = {
         "blk.2.ffn_down_exps.weight[5]",
     ],
     "glm4moe-air": ["blk.1.attn_q.bias", "blk.2.attn_v.bias", "blk.1.ffn_down_shexp.weight"],
+    "dots1": ["blk.0.attn_q_norm.weight", "blk.1.exp_probs_b.bias", "blk.2.ffn_up_shexp.weight"],
+    "ernie4_5-moe": [
+        "blk.0.attn_k.weight",
+        "blk.1.exp_probs_b.bias",
+        "blk.2.ffn_up.weight",  # dense between layers of experts
+        "blk.3.ffn_down_shexp.weight",
+        "blk.3.ffn_gate_inp.weight",
+        "blk.1.ffn_up_exps.weight[3]",
+    ],
     "minimax-m2": [
         "blk.0.attn_q_norm.weight",
         "blk.1.attn_k_norm.weight",
@@ -172,6 +181,8 @@ def test_a_zeroed_part_is_seen(name: str, zeroed: str, tmp_path: Path) -> None:
         ("glm4moe", "expert_weights_norm", False),
         ("minimax-m2", "rope.dimension_count", 32),
         ("minimax-m2", "expert_gating_func", tiny.SOFTMAX),
+        ("dots1", "expert_weights_norm", False),
+        ("ernie4_5-moe", "expert_gating_func", tiny.SIGMOID),
     ],
 )
 def test_a_wrong_key_is_seen(name: str, key: str, value: Any, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ FAMILIES = [
     ("deepseek-v3", "BF16"),  # sigmoid, selection bias, groups by their two best
     ("glm4moe", "Q8_0"),  # half of each head turns
     ("minimax-m2", "BF16"),  # norms over all heads together
+    ("ernie4_5-moe", "Q8_0"),  # softmax with a selection bias
 ]
 RESIDUALS = [torch.bfloat16, torch.float32]
 WIDE = {

@@ -113,6 +113,13 @@ GLM |= {"num_hidden_layers": 3, "first_k_dense_replace": 1, "attention_bias": Tr
 GLM |= {"rope_parameters": HALF_TURNED, "routed_scaling_factor": 2.5}
 MINIMAX = {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 32}
 MINIMAX |= {"rope_parameters": HALF_TURNED}
+DOTS = {"moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2}
+DOTS |= {"num_hidden_layers": 3, "first_k_dense_replace": 1, "norm_topk_prob": True}
+DOTS |= {"routed_scaling_factor": 2.5, "sliding_window": None}
+ERNIE = {"moe_intermediate_size": 32, "moe_num_experts": 16, "moe_k": 4, "moe_num_shared_experts": 2}
+ERNIE |= {"num_hidden_layers": 5, "moe_layer_start_index": 1, "moe_layer_interval": 2}
+ERNIE_KEYS = {"leading_dense_block_count": 1, "interleave_moe_layer_step": 2, "expert_shared_count": 2}
+ERNIE_KEYS |= {"expert_shared_feed_forward_length": 64}
 GATE_KEYS = {"expert_gating_func": SIGMOID, "rope.dimension_count": 16}
 
 CASES: dict[str, Case] = {
@@ -136,6 +143,8 @@ CASES: dict[str, Case] = {
     "glm4moe": Case("glm4moe", gqa(hf.Glm4MoeConfig, use_qk_norm=True, **GLM), GATE_KEYS),
     "glm4moe-air": Case("glm4moe", gqa(hf.Glm4MoeConfig, **GLM), GATE_KEYS),  # no norms of heads
     "minimax-m2": Case("minimax-m2", gqa(hf.MiniMaxM2Config, **MINIMAX), GATE_KEYS),
+    "dots1": Case("dots1", gqa(hf.Dots1Config, **DOTS), {"expert_gating_func": SIGMOID}),
+    "ernie4_5-moe": Case("ernie4_5-moe", gqa(hf.Ernie4_5_MoeConfig, **ERNIE), ERNIE_KEYS),
 }
 
 
@@ -187,6 +196,8 @@ def build(case: Case, seed: int = 0) -> Any:
                 tensor.copy_(1 + 0.2 * noise)
             elif tensor.dim() == 1:
                 tensor.copy_(0.2 * noise)
+            elif "moe_statics" in name:  # beside scores of a softmax
+                tensor.copy_(0.05 * noise)
             else:
                 tensor.copy_(noise * tensor.shape[-1] ** -0.5)
     model.tie_weights()
@@ -233,7 +244,10 @@ def _split_experts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Ten
         return [(f"{base}gate_proj.weight", gate), (f"{base}up_proj.weight", up)]
     if name.endswith("experts.down_proj"):
         return [(f"{name}.weight", tensor)]
-    return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor)]
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if "moe_statics" in name:  # [1, experts]
+        return [(name.replace("gate.moe_statics", "moe_statics"), tensor[0])]
+    return [(name, tensor)]
 
 
 def _permuted(case: Case, config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -290,9 +304,9 @@ def keys_of(case: Case, config: Any) -> dict[str, Any]:
     counts = (getattr(c, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts"))
     if experts := next(filter(None, counts), None):
         keys |= {"expert_count": experts, "expert_used_count": c.num_experts_per_tok}
-    if case.arch in ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "minimax-m2"):
+    if case.arch in ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "minimax-m2", "dots1", "ernie4_5-moe"):
         keys["expert_feed_forward_length"] = getattr(c, "moe_intermediate_size", c.intermediate_size)
-    if case.arch in ("deepseek2", "glm4moe"):
+    if case.arch in ("deepseek2", "glm4moe", "dots1"):
         keys |= _shared_keys(c)
     if case.arch == "qwen2moe":
         keys["expert_shared_feed_forward_length"] = c.shared_expert_intermediate_size

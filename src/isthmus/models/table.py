@@ -16,6 +16,8 @@ MODELS = {
     "deepseek2": "isthmus.models.deepseek2:DeepSeek2",
     "glm4moe": "isthmus.models.glm4moe:Glm4Moe",
     "minimax-m2": "isthmus.models.glm4moe:Glm4Moe",
+    "dots1": "isthmus.models.glm4moe:Glm4Moe",
+    "ernie4_5-moe": "isthmus.models.glm4moe:Glm4Moe",
 }
 
 
