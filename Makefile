@@ -54,10 +54,15 @@ SUMS := (designs_bound or quantised_arithmetic)
 ASAN_PYTHON = PYTHONPATH=$(abspath $(ASAN)/site):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
   LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(BIN)/python -S
-asan: build
+
+# It needs only compilers, so it begins beside the installation of the rest, most of which is waiting.
+$(ASAN)/built: $(VENV)/deps $(NATIVE)
 	$(BIN)/cmake -S . -B $(ASAN) -G Ninja -DISTHMUS_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) > /dev/null
-	nice -n 19 $(BIN)/cmake --build $(ASAN)
+	nice -n 19 $(BIN)/cmake --build $(ASAN) --parallel $$(nproc)
+	@touch $@
+
+asan: build $(ASAN)/built
 	rm -rf $(ASAN)/site && mkdir -p $(ASAN)/site && cp -r src/isthmus $(ASAN)/site/
 	cp $(ASAN)/_native*.so $(ASAN)/site/isthmus/native/
 	$(ASAN_PYTHON) -c 'from isthmus.native import _native as n; assert "$(ASAN)/site" in n.__file__, n.__file__'
