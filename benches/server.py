@@ -6,14 +6,13 @@ MODEL: a .gguf file or demo. Each client asks for answers of up to --tokens toke
 tokens, no two alike, one after the other; every token's time is noted where it arrives. One JSON line a case:
 tokens per second of all clients together, time to first token and time between tokens (p50, p99). Servers are
 run in turns, never at once, with as many threads and slots. Then, of Isthmus alone: what a repeated prefix of
-2,000 tokens costs, and the time between tokens beside a client that posts 1 MB conversations in a loop.
+2,000 tokens costs, and the time between tokens beside a client that posts megabytes (see neighbour.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import time
 from pathlib import Path
 
@@ -22,11 +21,12 @@ import httpx
 from common import report
 from isthmus.cli.measure import commit
 from isthmus.resolve import resolve_model
+from neighbour import KINDS, compare
 from serving import Run, Server, ask, client, crowd, isthmus, llama_server, p50_p99_ms
 
 CONTEXT = 4096  # of one request
 PREFIX_WORDS = 1_500  # about 2,000 tokens
-NEIGHBOUR_BYTES = 1 << 20
+NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS = 4.0, 3
 
 
 def measure(server: Server, num_clients: int, num_rounds: int, num_tokens: int, first: int) -> None:
@@ -60,34 +60,12 @@ async def prefix(url: str) -> tuple[float, float]:
     return cold.first_s, warm.first_s
 
 
-async def beside_a_neighbour(url: str, num_tokens: int, *, posts: bool) -> Run:
-    """One answer, maybe beside a client that posts conversations of a megabyte as fast as it can."""
-    async with client(2) as http:
-
-        async def neighbour() -> None:
-            body = {"messages": [{"role": "user", "content": "x " * (NEIGHBOUR_BYTES // 2)}]}
-            while True:
-                await http.post(f"{url}/apply-template", json=body)
-
-        task = asyncio.create_task(neighbour()) if posts else None
-        try:
-            return await ask(http, url, "Write a long essay about tides.", num_tokens)
-        finally:
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-
-
-def extras(server: Server, num_tokens: int) -> None:
+def extras(server: Server) -> None:
     cold, warm = asyncio.run(prefix(server.url))
     report(
         case="repeated prefix", first_s=round(cold, 3), again_s=round(warm, 3), share=round(warm / cold, 3)
     )
-    alone = asyncio.run(beside_a_neighbour(server.url, num_tokens, posts=False))
-    beside = asyncio.run(beside_a_neighbour(server.url, num_tokens, posts=True))
-    a, b = (p50_p99_ms(run.gaps_s) for run in (alone, beside))
-    report(case="1 MB neighbour", alone_ms=a, beside_ms=b, p99_ratio=round(b[1] / a[1], 2) if a[1] else None)
+    compare(server, list(KINDS), NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS)
 
 
 def main() -> None:
@@ -104,7 +82,7 @@ def main() -> None:
     with isthmus(args.model, *own, *(["--threads", str(args.threads)] if args.threads else [])) as server:
         threads = args.threads or _threads(server)
         run_cases(server, args)
-        extras(server, args.tokens)
+        extras(server)
     if args.llama_server:
         path = resolve_model(args.model)
         with llama_server(args.llama_server, path, threads, parallel, CONTEXT) as server:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
 import httpx
 
@@ -104,10 +103,13 @@ class Run:
         return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
 
 
-async def ask(client: httpx.AsyncClient, url: str, content: str, max_tokens: int, **fields: Any) -> Run:
+async def ask(
+    client: httpx.AsyncClient, url: str, content: str, max_tokens: int, run: Run | None = None
+) -> Run:
+    """One answer, noted in `run` while it comes."""
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
-    body |= {"temperature": 0, "stream_options": {"include_usage": True}} | fields
-    run = Run(time.monotonic())
+    body |= {"temperature": 0, "stream_options": {"include_usage": True}}
+    run = run or Run(time.monotonic())
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
             raise SystemExit(f"{url}: {answer.status_code} {(await answer.aread()).decode()[:300]}")

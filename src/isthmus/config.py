@@ -50,6 +50,12 @@ DEFAULT_PARALLEL = 8
 # 128, which take seconds at the least to be computed.
 KV_DISK_QUEUE_BYTES = 256 << 20
 
+# Texts of so many characters are long: they are rendered and tokenised apart from others, in threads and
+# processes of a lower priority (nice), so that neither short texts nor the engine's threads wait for them.
+# So many characters are rendered and tokenised in about 0.1 s.
+LONG_TEXT_CHARACTERS = 1 << 16
+LONG_TEXT_NICE = 10
+
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 KV_DTYPES = ("bf16", "f32")
 RESIDUAL_DTYPES = ("bf16", "f32")
@@ -217,6 +223,14 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     xdg = environ.get("XDG_CACHE_HOME", "")  # the XDG specification: a relative path is to be ignored
     base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
     return base / "isthmus"
+
+
+def tokenize_in_calling_thread() -> None:
+    """Tells tokenizers, whose only switch is the environment, that a text is the calling thread's own work.
+
+    Else it goes to threads of its own, which have neither the caller's priority nor another text's to share.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def parse_devices(name: str, text: str) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class ByteTokenizer:
     def encode_inside(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_segments(self, segments: list[Segment]) -> list[int]:
+    def encode_segments(self, segments: list[Segment], *, most: int | None = None) -> list[int]:
         ids: list[int] = []
         for segment in segments:
             text = segment.text
@@ -55,7 +55,9 @@ class ByteTokenizer:
                 ids += [ord(char) - 0xE000] if 0xE000 <= ord(char) < 0xF000 else list(char.encode())
         return ids
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None
+    ) -> list[int]:
         ids = self.encode_segments([Segment(text, parse_special)])
         return [self.bos_id, *ids] if add_special else ids
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import httpx
 import openai
 import pytest
 from harness import PATIENCE_S, RawStream, Server, chat_body, say, serving, wait_for
+
+from isthmus.config import LONG_TEXT_CHARACTERS
 
 CHAT = "/v1/chat/completions"
 LONG = "x" * (1 << 20)
@@ -305,6 +308,20 @@ def test_megabytes_that_cannot_fit_are_refused_unread(server: Server) -> None:
     error = assert_shape(httpx.post(server.url + CHAT, json=body), 400)
     assert error["code"] == "context_length_exceeded"
     assert "at least" in error["message"]
+
+
+def test_a_short_text_does_not_wait_for_long_ones(server: Server) -> None:
+    """More long ones than there are threads, all held up while they are rendered."""
+    server.template.hold.clear()
+    long = {"messages": [{"role": "user", "content": "x" * LONG_TEXT_CHARACTERS}]}
+    with ThreadPoolExecutor(4) as clients:
+        held = [clients.submit(httpx.post, f"{server.url}/apply-template", json=long) for _ in range(4)]
+        wait_for(lambda: server.template.waiting == 1)
+        short = httpx.post(f"{server.url}/tokenize", json={"content": "abc"})
+        assert short.json()["count"] == 3
+        assert not any(each.done() for each in held)
+        server.template.hold.set()
+        assert [each.result().status_code for each in held] == [200] * 4
 
 
 def test_full_queue_is_a_503_with_retry_after(tmp_path: Path) -> None:

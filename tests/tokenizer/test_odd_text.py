@@ -1,9 +1,16 @@
 """Text that no one writes and everyone is sent: surrogates, NUL, megabytes of one letter."""
 
+import os
+import threading
+import time
+
 import pytest
 
-from isthmus.errors import UsageError
-from isthmus.tokenizer import Tokenizer
+from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
+from isthmus.errors import ContextLengthError, UsageError
+from isthmus.tokenizer import Segment, Tokenizer
+
+_LONG = "The quick brown fox, number 12345. " * (LONG_TEXT_CHARACTERS // 20)
 
 
 def test_lone_surrogates_become_the_replacement_character(smollm: Tokenizer) -> None:
@@ -35,3 +42,47 @@ def test_a_long_run_of_one_letter_is_encoded_like_a_short_one(unit: str, smollm:
     ids = smollm.encode(text, add_special=False, parse_special=True)
     assert smollm.decode(ids) == text
     assert len(set(ids[10:-10])) <= 2 + len(unit.encode())  # the same few tokens again and again
+
+
+@pytest.mark.parametrize("text", [_LONG[: LONG_TEXT_CHARACTERS - 1], _LONG], ids=["short", "long"])
+def test_others_have_the_interpreter_while_a_text_is_encoded(text: str, smollm: Tokenizer) -> None:
+    """An event loop in another thread passes tokens on meanwhile."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        smollm.encode(text, add_special=False, parse_special=False)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    turns = 0
+    while not ended.is_set():
+        turns += 1
+        time.sleep(0.001)
+    thread.join()
+    assert turns > 5  # one or two, if the lock is held for the 50 ms or more that encoding takes
+
+
+def test_long_texts_are_encoded_at_a_lower_priority(smollm: Tokenizer) -> None:
+    """The thread is named by its work: whoever asks keeps the priority that it has."""
+    smollm.encode(_LONG, add_special=False, parse_special=False)
+    low = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("low")]
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in low if thread} == {
+        min(own + LONG_TEXT_NICE, 19)
+    }
+
+
+@pytest.mark.parametrize("most", [0, 1, 4, 5, 6, 100])
+def test_more_tokens_than_wanted_are_counted_and_not_made(most: int, smollm: Tokenizer) -> None:
+    segments = [Segment("<|im_start|>a b", True), Segment(" c", False), Segment("<|im_end|>", True)]
+    ids = smollm.encode_segments(segments)
+    assert len(ids) == 5
+    if most >= 5:
+        assert smollm.encode_segments(segments, most=most) == ids
+        return
+    with pytest.raises(ContextLengthError) as caught:
+        smollm.encode_segments(segments, most=most)
+    assert (caught.value.num_prompt_tokens, caught.value.context_tokens) == (5, most)

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 
 import pytest
 
+from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
 from isthmus.errors import TemplateError, UsageError
 from isthmus.tokenizer import ChatTemplate
 from isthmus.tokenizer.template_process import Limits, TemplateProcess
@@ -125,6 +127,34 @@ def test_megabytes_pass_through_both_pipes(process: TemplateProcess) -> None:
         "variables": {"messages": [{"content": text}]},
     }
     assert process.ask(request) == {"text": text}
+
+
+def test_a_long_text_has_a_helper_of_its_own_and_of_lower_priority() -> None:
+    chat = ChatTemplate("{{ messages[0].content }}", {})
+    for text in ("x" * (LONG_TEXT_CHARACTERS // 2), "x" * LONG_TEXT_CHARACTERS):
+        assert chat.render([{"role": "user", "content": text}])[0].text == text
+    short, long = chat._process.pid, chat._process_of_long.pid
+    assert short is not None
+    assert long is not None
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, short) == own
+    assert os.getpriority(os.PRIO_PROCESS, long) == min(own + LONG_TEXT_NICE, 19)
+    chat.close()
+    assert not _alive(long)
+
+
+@pytest.mark.parametrize("value", [2**70, -(2**70), 1e300, "\ud83d"])
+def test_values_that_msgspec_has_not_pass_through(value: object, process: TemplateProcess) -> None:
+    request = _request("{{ messages[0].v }}") | {"variables": {"messages": [{"v": value}]}}
+    assert process.ask(request) == {"text": str(value)}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), b"x", {1}, date(2026, 1, 1)])
+def test_options_that_json_has_not_are_refused(value: object) -> None:
+    chat = ChatTemplate("x", {})
+    with pytest.raises(UsageError, match="must be JSON values"):
+        chat.render(_MESSAGES, option=value)
+    chat.close()
 
 
 def test_lone_surrogates_pass_through() -> None:

@@ -157,13 +157,29 @@ def test_any_text_comes_through_unchanged_and_unparsed(neighbours: ChatTemplate,
     assert len(_special_ids(tokens, tokens.encode_segments(segments))) == 1
 
 
-def test_what_was_replaced_is_found_at_any_place_of_a_long_text() -> None:
-    """A text is looked through in windows; an escape sequence may lie across the border of two."""
-    guard = barrier.Barrier("<", ["x"])
-    escaped = json.dumps(guard.replacements["<"])[1:-1]
-    for before in range(barrier._WINDOW - len(escaped), barrier._WINDOW + 1):
-        segments = guard.segments("a" * before + escaped + "b")
-        assert segments == [Segment("a" * before, True), Segment("<", False), Segment("b", True)]
-    many = guard.segments(escaped * (2 * barrier._WINDOW))
-    assert "".join(segment.text for segment in many) == "<" * (2 * barrier._WINDOW)
-    assert not any(segment.special for segment in many)
+def test_marks_and_special_texts_are_found_at_any_place_of_a_long_text() -> None:
+    """A text is looked through in windows; either may lie across the border of two."""
+    guard = barrier.Barrier(barrier.SpecialTexts(["<end>"]), ["x"])
+    mark = json.dumps(guard.replacements["<"])[1:-1]
+    for before in range(barrier._WINDOW - len(mark), barrier._WINDOW + 1):
+        filler = "a" * before
+        segments = guard.segments(f"{mark}{filler}<end>{filler}{mark}{filler}<end>")
+        assert segments == [
+            Segment("<", False),
+            Segment(f"{filler}<end>{filler}", True),
+            Segment("<", False),
+            Segment(f"{filler}<end>", True),
+        ]
+    many = guard.segments(mark * (2 * barrier._WINDOW))
+    assert many == [Segment("<" * (2 * barrier._WINDOW), False)]
+
+
+def test_text_of_the_template_without_a_special_token_joins_that_of_users() -> None:
+    """A segment for each replaced character would be half a million for a megabyte of markup."""
+    source = "<end>(m){{ messages[0].content }} and {{ messages[1].content }}(/m)<end>"
+    messages = [{"role": "user", "content": "<a> <b>"}, {"role": "user", "content": "<end>"}]
+    assert _render(source, messages, ["<end>"]) == [
+        Segment("<end>(m)", True),
+        Segment("<a> <b> and <end>", False),
+        Segment("(/m)<end>", True),
+    ]

@@ -6,11 +6,13 @@ refused, with the numbers; nothing is cut.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isthmus.engine.request import SamplingParams
-from isthmus.errors import UsageError
+from isthmus.errors import ContextLengthError, UsageError
 from isthmus.server.answers import PLAIN, Answering
 from isthmus.server.dialect import Dialect
 from isthmus.server.errors import ApiError
@@ -58,7 +60,8 @@ class Prompts:
         segments = self.segments_of(chat)
         num_bytes = sum(len(segment.text.encode()) for segment in segments)
         self._check_length(num_bytes, context_tokens, "messages")
-        prompt = self.tokenizer.encode_segments(segments)
+        with _fitting(context_tokens, "messages"):
+            prompt = self.tokenizer.encode_segments(segments, most=context_tokens)
         _check_fits(len(prompt), context_tokens, "messages")
         return prompt, segments
 
@@ -72,7 +75,10 @@ class Prompts:
             if isinstance(given, str):
                 self._check_length(len(given.encode()), context_tokens, "prompt")
                 add_special = body.add_special_tokens is not False
-                ids = self.tokenizer.encode(given, add_special=add_special, parse_special=True)
+                with _fitting(context_tokens, "prompt"):
+                    ids = self.tokenizer.encode(
+                        given, add_special=add_special, parse_special=True, most=context_tokens
+                    )
             else:
                 ids = given
                 check_ids("prompt", ids, self.tokenizer.vocab_size)
@@ -100,6 +106,15 @@ def check_ids(param: str, ids: list[int] | tuple[int, ...] | dict[int, float], v
     if wrong is not None:
         message = f"{param}: token id {wrong} does not exist; the model's are 0 to {vocab_size - 1}"
         raise ApiError(400, message, param=param, code="invalid_value")
+
+
+@contextmanager
+def _fitting(context_tokens: int, param: str) -> Iterator[None]:
+    """What the tokenizer has counted and not made is told as what was made and does not fit."""
+    try:
+        yield
+    except ContextLengthError as error:
+        _check_fits(error.num_prompt_tokens, context_tokens, param)
 
 
 def _check_fits(num_tokens: int, context_tokens: int, param: str, count: str | None = None) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -24,6 +25,9 @@ from isthmus.server.options import ServerOptions
 
 # Idle connections live this long: above the 60 s of common proxies, which would else meet a closed one.
 _KEEP_ALIVE_S = 65
+
+# A thread that works on a text lets the event loop have the interpreter after so long (Python's own: 5 ms).
+_SWITCH_S = 0.0005
 
 # A connection still open this long after its answer was ended is cut.
 _CUT_AFTER_S = 5.0
@@ -100,6 +104,7 @@ class Runner:
 
         Raises the error that kept the model from loading.
         """
+        sys.setswitchinterval(_SWITCH_S)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)

@@ -6,11 +6,9 @@ answering others; what can be wrong with it is found before the engine hears of 
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -27,15 +25,13 @@ from isthmus.server.options import ServerOptions
 from isthmus.server.prompts import Prepared, Prompts, check_params
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.completions import CompletionRequest
+from isthmus.server.text_lanes import TextLanes
 from isthmus.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
-
-# Tokenising leaves the GIL and is short; a second thread lets small prompts pass one of megabytes.
-_TEXT_THREADS = 2
 
 _LOADING_RETRY_S = 5
 _FULL_RETRY_S = 2
@@ -64,7 +60,7 @@ class Service:
         self.prompts = Prompts(tokenizer, template, dialect)
         self.answers = Answers(tokenizer, dialect)
         self.loaded_bytes = (0, 0)  # of the weights: so far, and in all
-        self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
+        self._lanes = TextLanes()
 
     @property
     def model_id(self) -> str:
@@ -76,7 +72,7 @@ class Service:
         return self._num_admitted
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._lanes.close()
         self.answers.close()
         self.template.close()
 
@@ -186,7 +182,7 @@ class Service:
         )
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._lanes.run(work)
 
     def _admit(self) -> Callable[[], None]:
         """Takes a place among the requests in progress; the result, called once or more, gives it back."""

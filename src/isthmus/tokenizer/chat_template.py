@@ -10,10 +10,12 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
 from isthmus.errors import TemplateError, UsageError
-from isthmus.tokenizer.barrier import Barrier, barrier_characters
+from isthmus.tokenizer.barrier import Barrier, SpecialTexts
 from isthmus.tokenizer.default_templates import default_template
 from isthmus.tokenizer.messages import Message, check_messages, check_tools
 from isthmus.tokenizer.segment import Segment
@@ -29,8 +31,15 @@ _READS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*(?:\|\s*(?:tojson|items|dic
 _TESTS_FOR_NONE = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none")
 
 
+# A helper of low priority gets the cores that others leave, beside a busy engine a tenth of one.
+_LONG_TEXT_PATIENCE = 12
+
+
 class ChatTemplate:
-    """Thread-safe. Renderings of one template share one helper process, which starts with the first."""
+    """Thread-safe. Renderings of one template share one helper process, which starts with the first.
+
+    Those of long texts share another, of low priority: short ones do not wait for them, nor does the engine.
+    """
 
     def __init__(
         self,
@@ -46,8 +55,12 @@ class ChatTemplate:
         """
         self.source = source
         self._tokens = dict(tokens)
-        self._characters = barrier_characters({*special_literals, *filter(None, tokens.values())})
-        self._process = TemplateProcess(limits or Limits())
+        self._special = SpecialTexts({*special_literals, *filter(None, tokens.values())})
+        limits = limits or Limits()
+        self._process = TemplateProcess(limits)
+        self._process_of_long = TemplateProcess(
+            replace(limits, seconds=_LONG_TEXT_PATIENCE * limits.seconds, nice=LONG_TEXT_NICE)
+        )
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer, *, limits: Limits | None = None) -> ChatTemplate:
@@ -87,26 +100,30 @@ class ChatTemplate:
             "tools": check_tools(tools),
         }
         try:
-            barrier = Barrier(self._characters, [self.source, *_texts(given)])
+            texts = list(_texts(given))
+            barrier = Barrier(self._special, [self.source, *texts])
             protected = barrier.protect(given)
         except RecursionError:
             raise UsageError("messages, tools or template options are nested too deeply") from None
+        except TypeError as error:
+            raise UsageError(f"messages, tools and template options must be JSON values: {error}") from None
         request = {
             "source": self.source,
             "barrier": barrier.replacements,
             "variables": {**self._tokens, **protected, "add_generation_prompt": bool(add_generation_prompt)},
         }
-        return barrier.segments(self._ask(request, barrier))
+        is_long = sum(map(len, texts)) >= LONG_TEXT_CHARACTERS
+        process = self._process_of_long if is_long else self._process
+        return barrier.segments(self._ask(process, request, barrier))
 
     def close(self) -> None:
-        """Ends the helper process; a later rendering starts another."""
+        """Ends the helper processes; a later rendering starts another."""
         self._process.close()
+        self._process_of_long.close()
 
-    def _ask(self, request: Mapping[str, Any], barrier: Barrier) -> str:
-        try:
-            reply = self._process.ask(request)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"messages, tools and template options must be JSON values: {error}") from None
+    @staticmethod
+    def _ask(process: TemplateProcess, request: Mapping[str, Any], barrier: Barrier) -> str:
+        reply = process.ask(request)
         if "text" in reply:
             return str(reply["text"])
         message = barrier.restore(reply["error"]["message"])

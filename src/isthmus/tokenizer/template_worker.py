@@ -12,6 +12,7 @@ start under 0.3 s.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -174,7 +175,8 @@ def _send(stream: BinaryIO, reply: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def main(seconds: float, memory_bytes: int, output_chars: int) -> None:
+def main(seconds: float, memory_bytes: int, output_chars: int, nice: int) -> None:
+    os.nice(nice)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -188,4 +190,4 @@ def main(seconds: float, memory_bytes: int, output_chars: int) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -6,19 +6,23 @@ backend. So user text cannot become a control token, whatever it says. Ids outsi
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from isthmus.errors import UsageError
+from isthmus.config import LONG_TEXT_CHARACTERS, tokenize_in_calling_thread
+from isthmus.errors import ContextLengthError, UsageError
 from isthmus.tokenizer.byte_level import to_bytes
 from isthmus.tokenizer.gguf_tokenizer import build_byte_level, build_sentencepiece, find_pre_tokenizer
+from isthmus.tokenizer.literals import any_of
+from isthmus.tokenizer.low_priority import LowPriorityThread
 from isthmus.tokenizer.markers import END_OF_TURN, HARMONY, is_marker
 from isthmus.tokenizer.segment import Segment
 from isthmus.tokenizer.vocabulary import TokenizerWarning, TokenType, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 _SPACE = "\u2581"  # SentencePiece's visible space
 
@@ -45,8 +49,8 @@ class Tokenizer:
         }
         parsed = [*vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *named, *user_defined]
         self._literals = {tokens[i]: i for i in parsed}
-        self._find_plain = _any_of(self._plain)
-        self._find_literal = _any_of(self._literals)
+        self._find_plain = any_of(self._plain)
+        self._find_literal = any_of(self._literals)
         excluded = self._special | set(self._literals.values())
         if self._sentencepiece:
             self._backend = build_sentencepiece(vocabulary, excluded)
@@ -58,6 +62,8 @@ class Tokenizer:
         self.add_bos = self._can_add("bos", default_bos if vocabulary.add_bos is None else vocabulary.add_bos)
         self.add_eos = self._can_add("eos", vocabulary.add_eos)
         self._bytes: dict[int, bytes] = {}
+        self._low = LowPriorityThread()
+        tokenize_in_calling_thread()
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -85,12 +91,15 @@ class Tokenizer:
         """True for tokens that are no text of an answer: control, unknown, unused, bos, eos, eot, eom."""
         return self._checked(token) in self._special
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None
+    ) -> list[int]:
         """Ids of `text`. `add_special`: one BOS (and EOS) where the model wants it, never two.
 
         `parse_special`: texts of special tokens become those tokens; leave it off for anything a user wrote.
+        ContextLengthError if there are more than `most`, BOS and EOS not counted.
         """
-        ids = self._encode([Segment(text, parse_special)])
+        ids = self._encode([Segment(text, parse_special)], most)
         if not add_special:
             return ids
         ids = self._with_bos(ids)
@@ -98,14 +107,19 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
-    def encode_segments(self, segments: Sequence[Segment], *, add_bos: bool = True) -> list[int]:
-        """Ids of a rendered chat prompt. Ordinary text is encoded across segment borders, as one string."""
-        ids = self._encode(segments)
+    def encode_segments(
+        self, segments: Sequence[Segment], *, add_bos: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Ids of a rendered chat prompt. Ordinary text is encoded across segment borders, as one string.
+
+        ContextLengthError, with their number, if there are more than `most`, a BOS not counted.
+        """
+        ids = self._encode(segments, most)
         return self._with_bos(ids) if add_bos else ids
 
     def encode_inside(self, text: str) -> list[int]:
         """Ids of ordinary text that goes on from other text: no BOS, no space of SentencePiece before it."""
-        return self._encode_run(_checked_text(text), after_special=False)
+        return list(self._encode_run(_checked_text(text), after_special=False).ids)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
@@ -123,18 +137,32 @@ class Tokenizer:
             data = self._bytes[token] = self._compute_bytes(self._checked(token))
         return data
 
-    def _encode(self, segments: Sequence[Segment]) -> list[int]:
+    def _encode(self, segments: Sequence[Segment], most: int | None = None) -> list[int]:
+        """What is beyond `most` is counted and not made: a million integers hold everybody up for 50 ms."""
         ids: list[int] = []
-        run = ""
+        num_ids = 0
+        for piece in self._runs(segments):
+            num_ids += 1 if isinstance(piece, int) else len(piece)
+            if most is None or num_ids <= most:
+                ids += [piece] if isinstance(piece, int) else piece.ids
+        if most is not None and num_ids > most:
+            raise ContextLengthError(f"the text has {num_ids} tokens; {most} fit", num_ids, most)
+        return ids
+
+    def _runs(self, segments: Sequence[Segment]) -> Iterator[int | Encoding]:
+        """Special tokens, and what the backend makes of the ordinary text between them."""
+        run: list[str] = []
         after_special = True  # SentencePiece puts its space at the start and after every special token
         for piece in self._pieces(segments):
             if isinstance(piece, str):
-                run += piece
+                run += [piece] if piece else []
                 continue
-            ids += self._encode_run(run, after_special)
-            ids.append(piece)
-            run, after_special = "", True
-        return ids + self._encode_run(run, after_special)
+            if run:
+                yield self._encode_run("".join(run), after_special)
+            yield piece
+            run, after_special = [], True
+        if run:
+            yield self._encode_run("".join(run), after_special)
 
     def _pieces(self, segments: Sequence[Segment]) -> Iterator[str | int]:
         """Ordinary text and ids of special tokens, in order."""
@@ -149,15 +177,14 @@ class Tokenizer:
                 end = match.end()
             yield text[end:]
 
-    def _encode_run(self, text: str, after_special: bool) -> list[int]:
-        if not text:
-            return []
-        if self._sentencepiece:
+    def _encode_run(self, text: str, after_special: bool) -> Encoding:
+        if self._sentencepiece and text:  # of no text there is no space either
             text = text.replace(" ", _SPACE)
             if after_special and self._vocabulary.add_space_prefix:
                 text = _SPACE + text
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        # Of a batch, since that leaves the interpreter's lock: `encode` holds it, 1.4 s for a megabyte.
+        work = partial(self._backend.encode_batch_fast, [text], add_special_tokens=False)
+        return (self._low.run(work) if len(text) >= LONG_TEXT_CHARACTERS else work())[0]
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         if not self.add_bos or self.bos_id is None:
@@ -197,30 +224,6 @@ class Tokenizer:
                 f"token id {token!r} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}"
             )
         return token
-
-
-def _any_of(literals: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches the longest literal at the first place where any begins; None if there are none."""
-    texts = sorted(literals)
-    if not texts:
-        return None
-    try:
-        return re.compile(_trie_pattern(texts))
-    except RecursionError:  # hundreds of literals, each a prefix of the next
-        return re.compile("|".join(map(re.escape, reversed(texts))))
-
-
-def _trie_pattern(texts: list[str]) -> str:
-    """Sorted texts as nested groups by prefix. A flat alternation of 800 took 44 us at each `<`, this 0.1."""
-    branches = []
-    for _, group in groupby(filter(None, texts), key=itemgetter(0)):
-        same = list(group)
-        pairs = enumerate(zip(same[0], same[-1], strict=False))  # sorted: what these share, all share
-        shared = next((i for i, (a, b) in pairs if a != b), len(same[0]))
-        branches.append(re.escape(same[0][:shared]) + _trie_pattern([text[shared:] for text in same]))
-    if not branches:
-        return ""
-    return f"(?:{'|'.join(branches)})" + ("?" if "" in texts else "")
 
 
 def _checked_text(text: str) -> str:

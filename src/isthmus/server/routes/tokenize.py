@@ -5,10 +5,12 @@ They need no engine. `/tokenize` takes a text (`content`) or a conversation (`me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from isthmus.errors import UsageError
 from isthmus.server.body import read_fields, validated
@@ -30,27 +32,11 @@ def build(service: Service) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         fields = await read_fields(request, service.options)
-        if "messages" in fields:
-            chat = validated(fields, ChatRequest)
-            service.check_model(chat.model)
-            ids = await service.in_thread(
-                lambda: service.tokenizer.encode_segments(service.prompts.segments_of(chat))
-            )
-            with_pieces = fields.get("with_pieces") is True
-        else:
-            body = validated(fields, TokenizeRequest)
-            service.check_model(body.model)
-            ids = await service.in_thread(lambda: _encode(service, body))
-            with_pieces = body.with_pieces is True
-        tokens = [_with_piece(service, token) for token in ids] if with_pieces else ids
-        info = service.engine.info
-        return JSONResponse(
-            {
-                "tokens": tokens,
-                "count": len(ids),
-                "max_model_len": service.context_tokens(info) if info else None,
-            }
-        )
+        body: ChatRequest | TokenizeRequest
+        body = validated(fields, ChatRequest) if "messages" in fields else validated(fields, TokenizeRequest)
+        service.check_model(body.model)
+        with_pieces = fields.get("with_pieces") is True
+        return await _json(service, lambda: _tokens(service, body, with_pieces=with_pieces))
 
     @router.post(
         "/detokenize",
@@ -61,8 +47,7 @@ def build(service: Service) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         body = validated(await read_fields(request, service.options), DetokenizeRequest)
         service.check_model(body.model)
-        text = await service.in_thread(lambda: _decode(service, body))
-        return JSONResponse({"content": text, "prompt": text})
+        return await _json(service, lambda: _decode(service, body))
 
     @router.post(
         "/apply-template",
@@ -73,25 +58,44 @@ def build(service: Service) -> APIRouter:
     async def apply_template(request: Request) -> Response:
         chat = validated(await read_fields(request, service.options), ChatRequest)
         service.check_model(chat.model)
-        segments = await service.in_thread(lambda: service.prompts.segments_of(chat))
-        return JSONResponse({"prompt": "".join(segment.text for segment in segments)})
+        return await _json(service, lambda: {"prompt": _text(service, chat)})
 
     return router
 
 
-def _encode(service: Service, body: TokenizeRequest) -> list[int]:
-    return service.tokenizer.encode(
-        body.content,
-        add_special=body.add_special is True,
-        parse_special=body.parse_special is not False,
-    )
+async def _json(service: Service, work: Callable[[], dict[str, Any]]) -> Response:
+    """The result of `work`, made and written in a thread: a million tokens are megabytes."""
+    data = await service.in_thread(lambda: msgspec.json.encode(work()))
+    return Response(data, media_type="application/json")
 
 
-def _decode(service: Service, body: DetokenizeRequest) -> str:
+def _tokens(service: Service, body: ChatRequest | TokenizeRequest, *, with_pieces: bool) -> dict[str, Any]:
+    if isinstance(body, ChatRequest):
+        ids = service.tokenizer.encode_segments(service.prompts.segments_of(body))
+    else:
+        ids = service.tokenizer.encode(
+            body.content,
+            add_special=body.add_special is True,
+            parse_special=body.parse_special is not False,
+        )
+    info = service.engine.info
+    return {
+        "tokens": [_with_piece(service, token) for token in ids] if with_pieces else ids,
+        "count": len(ids),
+        "max_model_len": service.context_tokens(info) if info else None,
+    }
+
+
+def _text(service: Service, chat: ChatRequest) -> str:
+    return "".join(segment.text for segment in service.prompts.segments_of(chat))
+
+
+def _decode(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
     try:
-        return service.tokenizer.decode(body.tokens, skip_special=False)
+        text = service.tokenizer.decode(body.tokens, skip_special=False)
     except UsageError as error:
         raise ApiError(400, f"tokens: {error}", param="tokens", code="invalid_value") from None
+    return {"content": text, "prompt": text}
 
 
 def _with_piece(service: Service, token: int) -> dict[str, Any]:
