@@ -6,13 +6,12 @@
 #include "drivers/limits.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
-#include "rows/rows.h"
 
 namespace isthmus {
 
 const KernelTable& avx2_table() {
-  static constexpr KernelTable table = {"avx2", avx2::matmul_kernels<avx2::CodesGemm>([] {}),
-                                        avx2::row_kernels(), avx2::simd_limits()};
+  static const KernelTable table = {"avx2", avx2::matmul_kernels<avx2::CodesGemm>([] {}), avx2_rows(),
+                                    avx2::simd_limits()};
   return table;
 }
 

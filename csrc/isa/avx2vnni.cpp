@@ -12,7 +12,7 @@ namespace isthmus {
 // Rows of fp32 are avx2's: VNNI has integer products alone.
 const KernelTable& avx2vnni_table() {
   static const KernelTable table = {"avx2vnni", avx2vnni::matmul_kernels<avx2vnni::CodesGemm>([] {}),
-                                    avx2_table().rows, avx2vnni::simd_limits()};
+                                    avx2_rows(), avx2vnni::simd_limits()};
   return table;
 }
 

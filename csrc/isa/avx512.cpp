@@ -6,13 +6,12 @@
 #include "drivers/limits.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
-#include "rows/rows.h"
 
 namespace isthmus {
 
 const KernelTable& avx512_table() {
-  static constexpr KernelTable table = {"avx512", avx512::matmul_kernels<avx512::CodesGemm>([] {}),
-                                        avx512::row_kernels(), avx512::simd_limits()};
+  static const KernelTable table = {"avx512", avx512::matmul_kernels<avx512::CodesGemm>([] {}), avx512_rows(),
+                                    avx512::simd_limits()};
   return table;
 }
 

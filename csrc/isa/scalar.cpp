@@ -6,19 +6,18 @@
 #include "drivers/limits.h"
 #include "drivers/table.h"
 #include "isa/tables.h"
-#include "rows/rows.h"
 
 namespace isthmus {
 
 const KernelTable& scalar_table() {
-  static constexpr KernelTable table = {"scalar", scalar::matmul_kernels<scalar::CodesGemm>([] {}),
-                                        scalar::row_kernels(), scalar::simd_limits()};
+  static const KernelTable table = {"scalar", scalar::matmul_kernels<scalar::CodesGemm>([] {}), scalar_rows(),
+                                    scalar::simd_limits()};
   return table;
 }
 
 const KernelTable& scalar_bf16_table() {
-  static constexpr KernelTable table = {"scalar-bf16", scalar::matmul_kernels<scalar::HalvesGemm>([] {}),
-                                        scalar::row_kernels(), scalar::simd_limits()};
+  static const KernelTable table = {"scalar-bf16", scalar::matmul_kernels<scalar::HalvesGemm>([] {}),
+                                    scalar_rows(), scalar::simd_limits()};
   return table;
 }
 

@@ -1,4 +1,5 @@
-// The tables that the translation units of this folder export; dispatch.cpp alone reads them.
+// The tables that the translation units of this folder export: NAME.cpp the products', read by dispatch.cpp
+// alone, and NAME_rows.cpp the row kernels', a unit of its own since it compiles in seconds, not in minutes.
 #pragma once
 
 #include "core/kernels.h"
@@ -11,5 +12,10 @@ const KernelTable& avx2_table();
 const KernelTable& avx2vnni_table();
 const KernelTable& avx512_table();
 const KernelTable& amx_table();
+
+const RowKernels& scalar_rows();
+const RowKernels& avx2_rows();
+const RowKernels& avx512_rows();
+const RowKernels& amx_rows();
 
 }  // namespace isthmus
