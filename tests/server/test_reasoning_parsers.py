@@ -113,6 +113,7 @@ def test_without_tools_a_call_is_text() -> None:
         ("<tool_call>\n<function=", "hermes", None),
         ("<tool_call>\n<function=f>\n<parameter=k>", "qwen3_coder", None),
         ("<think></think><tool_call>f <arg_key>k</arg_key>", "glm45", "think"),
+        ('<minimax:tool_call><invoke name="f"></think>', "minimax_m2", "think"),
         ("<|tool_calls_section_begin|>", "kimi_k2", None),
         ("</think> <｜tool▁calls▁begin｜> ```json", "deepseek_v3", "think"),
         ("</think> <｜tool▁calls▁begin｜>", "deepseek_v31", "think"),

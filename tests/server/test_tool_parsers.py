@@ -205,6 +205,13 @@ _BROKEN = {
     "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜>"],
     "kimi_k2": ["<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>1"],
     "glm45": ["<tool_call>f\nno keys</tool_call>", "<tool_call>f\n<arg_key>a</arg_key>b</tool_call>"],
+    "minimax_m2": [
+        "<minimax:tool_call>\nnone\n</minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="f\n</invoke>',
+        '<minimax:tool_call>\n<invoke name="f">\nno parameters</invoke>',
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">b',
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">b</parameter>\noops',
+    ],
     "mistral": ['[TOOL_CALLS] [{"name": "f"', "[TOOL_CALLS]", '[TOOL_CALLS]f[ARGS]["x"]'],
     "llama3_json": ['{"name": "Alice", "parameters": {}}', '{"city": "Köln"}', "{}", "{"],
     "harmony": ["<|channel|>commentary to=functions.f <|constrain|>json<|message|>nothing<|call|>"],
@@ -283,7 +290,7 @@ def test_mistral_ids_are_nine_letters_or_digits() -> None:
     ],
 )
 def test_xml_arguments_have_the_types_of_the_schema(text: str, value: Any) -> None:
-    for dialect in ("qwen3_coder", "glm45"):
+    for dialect in ("qwen3_coder", "glm45", "minimax_m2"):
         written = WRITERS[dialect][1]([("get_weather", {"city": "007", "days": text})])
         assert calls_in(parse(dialect, written)) == [("get_weather", {"city": "007", "days": value})]
 

@@ -84,6 +84,16 @@ def glm45(calls: list[Call]) -> str:
     return "\n".join(f"<tool_call>{name}\n{elements(arguments)}</tool_call>" for name, arguments in calls)
 
 
+def minimax_m2(calls: list[Call]) -> str:
+    def parameters(arguments: Arguments) -> str:
+        return "".join(
+            f'<parameter name="{key}">{_as_text(value)}</parameter>\n' for key, value in arguments.items()
+        )
+
+    invokes = [f'<invoke name="{name}">\n{parameters(arguments)}</invoke>\n' for name, arguments in calls]
+    return f"<minimax:tool_call>\n{''.join(invokes)}</minimax:tool_call>"
+
+
 def mistral(calls: list[Call]) -> str:
     return "[TOOL_CALLS] " + dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
 
@@ -112,6 +122,7 @@ WRITERS: dict[str, tuple[str, Callable[[list[Call]], str]]] = {
     "deepseek_v31": ("deepseek_v31", deepseek_v31),
     "kimi_k2": ("kimi_k2", kimi_k2),
     "glm45": ("glm45", glm45),
+    "minimax_m2": ("minimax_m2", minimax_m2),
     "mistral": ("mistral", mistral),
     "mistral_v11": ("mistral", mistral_v11),
     "llama3_json": ("llama3_json", llama3_json),
@@ -120,4 +131,4 @@ WRITERS: dict[str, tuple[str, Callable[[list[Call]], str]]] = {
 
 # Dialects whose texts may follow content, and those whose arguments are JSON and so can hold any text.
 AFTER_CONTENT = [name for name in WRITERS if name not in ("llama3_json", "harmony")]
-JSON_ARGUMENTS = [name for name in WRITERS if name not in ("qwen3_coder", "glm45")]
+JSON_ARGUMENTS = [name for name in WRITERS if name not in ("qwen3_coder", "glm45", "minimax_m2")]

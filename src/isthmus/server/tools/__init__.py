@@ -13,6 +13,7 @@ from isthmus.server.tools.harmony import HarmonyParser
 from isthmus.server.tools.hermes import HermesParser
 from isthmus.server.tools.kimi_k2 import KimiK2Parser
 from isthmus.server.tools.llama3_json import Llama3JsonParser
+from isthmus.server.tools.minimax_m2 import MinimaxM2Parser
 from isthmus.server.tools.mistral import MistralParser
 from isthmus.server.tools.qwen3_coder import Qwen3CoderParser
 
@@ -26,6 +27,7 @@ PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v31": DeepseekV31Parser,
     "kimi_k2": KimiK2Parser,
     "glm45": Glm45Parser,
+    "minimax_m2": MinimaxM2Parser,
     "mistral": MistralParser,
     "llama3_json": Llama3JsonParser,
     "harmony": HarmonyParser,
@@ -39,6 +41,7 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v31", (_DEEPSEEK_LIST,)),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("glm45", ("<tool_call>", "<arg_key>")),
+    ("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
