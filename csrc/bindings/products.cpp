@@ -60,12 +60,13 @@ void call_head_linear(const HeadLinear& self, uintptr_t x, int64_t rows, int64_t
 
 void make_experts(Experts* self, Shared gate, Shared up, Shared down, Shared shared_gate, Shared shared_up,
                   Shared shared_down, int act, float limit, bool exact) {
-  if (act != Act::Silu && act != Act::Gelu) {
-    throw std::invalid_argument("act must be 0 (silu) or 1 (gelu), got " + std::to_string(act));
+  if (act < Activation::Silu || act > Activation::SwigluOai) {
+    throw std::invalid_argument("act must be 0 (silu), 1 (gelu) or 2 (swiglu_oai), got " +
+                                std::to_string(act));
   }
   if (!(limit >= 0)) throw std::invalid_argument("act limit must be >= 0 (0: none)");
   new (self) Experts({gate, up, down}, {shared_gate, shared_up, shared_down},
-                     {static_cast<Act::Kind>(act), limit}, exact);
+                     {static_cast<Activation::Kind>(act), limit}, exact);
 }
 
 void call_experts(const Experts& self, uintptr_t x, int64_t tokens, uintptr_t ids, uintptr_t weights,

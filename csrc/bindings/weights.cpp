@@ -90,7 +90,12 @@ void bind_weights(nb::module_& m) {
       .def("tiles", tiles)
       .def("unpack", unpack)
       .def("set_factors", &PackedWeights::set_factors)
-      .def("factor", &PackedWeights::factor)
+      .def("set_biases", [](PackedWeights& w, uintptr_t biases,
+                            int64_t count) { w.set_biases(at<const float>(biases), count); })
+      .def("take_terms", &PackedWeights::take_terms)
+      .def_prop_ro("biased", &PackedWeights::biased)
+      .def("expert_bias", [](const PackedWeights& w, int64_t expert,
+                             uintptr_t out) { w.expert_bias(expert, at<float>(out)); })
       .def(
           "expert_tiles",
           [](const PackedWeights& w, int64_t expert, uintptr_t out) {

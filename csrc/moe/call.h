@@ -67,19 +67,20 @@ class Call {
   Workspace& work;
 };
 
-// y = w[strips] x by the driver named, times w's factor; see MatmulKernels. `scratch` as the gemm driver
-// needs it.
-inline void multiply(const MatmulKernels& kernels, bool gemm, const ScaledMatrix& w, const ActivationView& x,
+// y = w[strips] x by the driver named, times w's factor, plus its bias; see MatmulKernels. `scratch` as the
+// gemm driver needs it.
+inline void multiply(const MatmulKernels& kernels, bool gemm, const AffineMatrix& w, const ActivationView& x,
                      int64_t strip_begin, int64_t strip_end, float* y, int64_t y_stride, void* scratch) {
   if (gemm) {
     kernels.gemm(w, x, strip_begin, strip_end, y, y_stride, scratch);
   } else {
     kernels.gemv(w, x, strip_begin, strip_end, y, y_stride);
   }
-  if (w.factor == 1) return;
-  const int64_t width = std::min(strip_end * kStripRows, w.rows) - strip_begin * kStripRows;
+  if (w.factor == 1 && w.bias == nullptr) return;
+  const int64_t first = strip_begin * kStripRows, width = std::min(strip_end * kStripRows, w.rows) - first;
   for (int row = 0; row < x.rows; row++, y += y_stride) {
-    for (int64_t n = 0; n < width; n++) y[n] *= w.factor;
+    for (int64_t n = 0; w.factor != 1 && n < width; n++) y[n] *= w.factor;
+    for (int64_t n = 0; w.bias && n < width; n++) y[n] += w.bias[first + n];
   }
 }
 

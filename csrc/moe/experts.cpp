@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/tile.h"
+#include "moe/activation.h"
 #include "moe/call.h"
 #include "runtime/tuning.h"
 
@@ -44,22 +45,22 @@ void check_shapes(const ExpertWeights& w, const char* which) {
 
 // Computes block `block` (64 columns of the hidden activation) of a part's rows, and leaves it as `down`
 // reads it. scratch: [rows][64] gate, [rows][64] up, then the GEMM driver's.
-void gate_up_item(const KernelTable& kernels, const Act& act, const Group& group, int part, int64_t block,
-                  std::byte* scratch) {
+void gate_up_item(const KernelTable& kernels, const Activation& act, const Group& group, int part,
+                  int64_t block, std::byte* scratch) {
   auto* gate = reinterpret_cast<float*>(scratch);
   float* up = gate + group.rows * kStepColumns;
   float* driver = up + group.rows * kStepColumns;
-  const ScaledMatrix gate_matrix = group.of->gate->matrix(group.expert, part);
-  const ScaledMatrix up_matrix = group.of->up->matrix(group.expert, part);
+  const AffineMatrix gate_matrix = group.of->gate->matrix(group.expert, part);
+  const AffineMatrix up_matrix = group.of->up->matrix(group.expert, part);
   const int64_t columns = std::min<int64_t>(kStepColumns, gate_matrix.rows - block * kStepColumns);
   const int64_t begin = block * kBlockStrips, end = begin + num_strips(columns);
   multiply(kernels.matmul, group.gemm, gate_matrix, group.x, begin, end, gate, kStepColumns, driver);
   multiply(kernels.matmul, group.gemm, up_matrix, group.x, begin, end, up, kStepColumns, driver);
   if (columns == kStepColumns) {
-    kernels.rows.act_mul(act, gate, up, group.rows * kStepColumns, gate);
+    activate(kernels.rows, act, gate, up, group.rows * kStepColumns);
   } else {
     for (int64_t at = 0; at < group.rows * kStepColumns; at += kStepColumns) {
-      kernels.rows.act_mul(act, gate + at, up + at, columns, gate + at);
+      activate(kernels.rows, act, gate + at, up + at, columns);
     }
   }
   const int64_t of_all = group.of->gate->part(part).first_strip / kBlockStrips + block;
@@ -92,7 +93,7 @@ void combine(const KernelTable& kernels, const Routing& routing, const ExpertsAr
 
 }  // namespace
 
-Experts::Experts(ExpertWeights routed, ExpertWeights shared, Act act, bool exact)
+Experts::Experts(ExpertWeights routed, ExpertWeights shared, Activation act, bool exact)
     : routed_(std::move(routed)), shared_(std::move(shared)), act_(act), exact_(exact) {
   check_shapes(routed_, "experts");
   if (!shared_.gate && !shared_.up && !shared_.down) return;

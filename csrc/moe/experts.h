@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/kernels.h"
+#include "moe/activation.h"
 #include "moe/call.h"
 #include "moe/packed.h"
 #include "moe/rows.h"
@@ -27,7 +27,7 @@ class Experts {
  public:
   // `shared` has null members, or experts = 1, the same H, any F and formats. exact: the GEMV driver for
   // every row count. Throws std::invalid_argument if shapes do not fit together.
-  Experts(ExpertWeights routed, ExpertWeights shared, Act act, bool exact);
+  Experts(ExpertWeights routed, ExpertWeights shared, Activation act, bool exact);
 
   // Any thread; calls run one after the other. Sums in fp32 in the order of ids, then shared, then residual.
   // Throws std::invalid_argument if an id is out of range; out is untouched then.
@@ -43,7 +43,7 @@ class Experts {
   void down(Call& call, const ExpertsArgs& args) const;
 
   ExpertWeights routed_, shared_;
-  Act act_;
+  Activation act_;
   bool exact_;
 };
 

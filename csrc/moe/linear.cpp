@@ -93,7 +93,7 @@ void Linear::operator()(const LinearArgs& args) const {
             piece -= pieces_of(*weights_[which], part);
             column += weights_[which++]->rows();
           }
-          const ScaledMatrix w = weights_[which]->matrix(0, part);
+          const AffineMatrix w = weights_[which]->matrix(0, part);
           const int64_t first = piece * step, last = std::min(first + step, num_strips(w.rows));
           const int64_t columns_here = std::min(last * kStripRows, w.rows) - first * kStripRows;
           const int64_t n = (weights_[which]->part(part).first_strip + first) * kStripRows;
@@ -137,7 +137,7 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
   call.pool.parallel_parts(items, 1, [&](int part, int64_t item, int64_t, int worker) {
     std::byte* scratch = call.pool.scratch(worker, x_bytes + kGemmScratchBytes);
     const int64_t head = item / (groups * pieces[part]), row = item / pieces[part] % groups * group;
-    const ScaledMatrix matrix = w.matrix(head, part);
+    const AffineMatrix matrix = w.matrix(head, part);
     const int64_t first = item % pieces[part] * step, last = std::min(first + step, num_strips(matrix.rows));
     const int rows = static_cast<int>(std::min(group, args.rows - row));
     const float* from = args.x + row * args.x_row_stride + head * args.x_head_stride;

@@ -130,10 +130,13 @@ std::shared_ptr<const PackedWeights> PackedWeights::over(uint8_t* data, int64_t 
   return packed;
 }
 
+void PackedWeights::check_expert(int64_t expert) const {
+  if (expert >= 0 && expert < experts_) return;
+  throw std::invalid_argument("expert " + to_string(expert) + " is not in 0.." + to_string(experts_ - 1));
+}
+
 void PackedWeights::expert_tiles(int64_t expert, uint8_t* out) const {
-  if (expert < 0 || expert >= experts_) {
-    throw std::invalid_argument("expert " + to_string(expert) + " is not in 0.." + to_string(experts_ - 1));
-  }
+  check_expert(expert);
   for (const Part& part : parts_) {
     if (part.rows == 0) continue;
     std::memcpy(out + part.first_strip * strip_bytes(*format_, columns_),
@@ -204,6 +207,43 @@ void PackedWeights::set_factors(std::vector<float> factors) {
   factors_ = std::move(factors);
 }
 
+void PackedWeights::set_biases(const float* biases, int64_t count) {
+  if (count != experts_ * rows_) {
+    throw std::invalid_argument("the biases of " + to_string(experts_) + " expert matrices of " +
+                                to_string(rows_) + " rows are " + to_string(experts_ * rows_) +
+                                " numbers, got " + to_string(count));
+  }
+  for (int64_t i = 0; i < count; i++) {
+    if (std::isfinite(biases[i])) continue;
+    throw std::invalid_argument("the bias of expert " + to_string(i / rows_) + ", row " +
+                                to_string(i % rows_) + " is Inf or NaN; the file is damaged");
+  }
+  biases_.assign(biases, biases + count);
+}
+
+void PackedWeights::expert_bias(int64_t expert, float* out) const {
+  check_expert(expert);
+  if (!biased()) throw std::invalid_argument("these weights have no bias");
+  std::copy_n(bias(expert), rows_, out);
+}
+
+void PackedWeights::take_terms(int64_t to, const PackedWeights& from, int64_t expert) {
+  check_expert(to);
+  from.check_expert(expert);
+  if (from.rows_ != rows_) {
+    throw std::invalid_argument("an expert of " + to_string(rows_) + " rows cannot take the bias of " +
+                                to_string(from.rows_) + " rows");
+  }
+  if (factor(to) != from.factor(expert)) {
+    if (std::ssize(factors_) != experts_) factors_.assign(experts_, factor(0));
+    factors_[to] = from.factor(expert);
+  }
+  const float* bias = from.bias(expert);
+  if (bias == nullptr) return;  // nor has any other expert of the layer
+  biases_.resize(experts_ * rows_);
+  std::copy_n(bias, rows_, &biases_[to * rows_]);
+}
+
 void PackedWeights::unpack(uint8_t* file) const {
   const int64_t row_bytes = format_->row_bytes(columns_);
   each_strip([&](const Part& part, int64_t expert, int64_t strip) {
@@ -226,7 +266,7 @@ void PackedWeights::rows_into(const int32_t* ids, int64_t count, float* out) con
       const int64_t row = ids[i] % rows_;
       int part = num_parts() - 1;
       while (row < parts_[part].first_strip * kStripRows) part--;
-      const ScaledMatrix from = matrix(ids[i] / rows_, part);
+      const AffineMatrix from = matrix(ids[i] / rows_, part);
       float* to = out + i * columns_;
       dequantize(from, row - parts_[part].first_strip * kStripRows, to);
       for (int64_t k = 0; from.factor != 1 && k < columns_; k++) to[k] *= from.factor;

@@ -19,9 +19,11 @@ namespace isthmus {
 // and two panels of the GEMM driver.
 inline constexpr int64_t kPartStrips = kStepColumns / kStripRows;
 
-// A matrix, and what its products are multiplied by: NVFP4 files keep one more scale per tensor or expert.
-struct ScaledMatrix : MatrixView {
+// A matrix, and what becomes of its products y: factor * y + bias. NVFP4 files keep one more scale per tensor
+// or expert; experts may have biases.
+struct AffineMatrix : MatrixView {
   float factor = 1;
+  const float* bias = nullptr;  // [rows], or null
 };
 
 // W[experts][rows, columns]; immutable once packed (but see `over`), shared by the operators that use it.
@@ -68,9 +70,12 @@ class PackedWeights {
   bool split_like(const PackedWeights& other) const;
 
   // The rows of a part as a matrix of their own.
-  ScaledMatrix matrix(int64_t expert, int part) const {
+  AffineMatrix matrix(int64_t expert, int part) const {
     const Part& p = parts_[part];
-    return {{format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_}, factor(expert)};
+    const float* all = bias(expert);
+    return {{format_->id, p.memory.data + expert * p.expert_bytes, p.rows, columns_},
+            factor(expert),
+            all ? all + p.first_strip * kStripRows : nullptr};
   }
 
   // The weights are multiplied by factors[expert], or by the only one. Not while somebody computes. Throws
@@ -79,6 +84,17 @@ class PackedWeights {
   float factor(int64_t expert) const {
     return factors_.empty() ? 1.0f : factors_[factors_.size() == 1 ? 0 : static_cast<size_t>(expert)];
   }
+
+  // biases[expert, row] is added to every product, `count` floats in all, copied. Not while somebody
+  // computes. Throws std::invalid_argument unless there is one for each row of each expert, all finite.
+  void set_biases(const float* biases, int64_t count);
+  bool biased() const { return !biases_.empty(); }
+  // One expert's, rows() floats, or null where no expert has any.
+  const float* bias(int64_t expert) const { return biases_.empty() ? nullptr : &biases_[expert * rows_]; }
+
+  // Expert `to` takes over the factor and the bias of an expert of `from`, whose tiles were copied there. Not
+  // while somebody computes. Throws std::invalid_argument for an expert that is not there, or other rows.
+  void take_terms(int64_t to, const PackedWeights& from, int64_t expert);
 
   // All tiles, one whole matrix after the other, however they are split: written to `out`, bytes() long; and
   // where they are, if they are not split, else null.
@@ -89,6 +105,8 @@ class PackedWeights {
   // alone, which leaves the pool to those who compute. Throws std::invalid_argument for an expert that is not
   // there.
   void expert_tiles(int64_t expert, uint8_t* out) const;
+  // The same of its bias, rows() floats; where there is none that is a std::invalid_argument too.
+  void expert_bias(int64_t expert, float* out) const;
   int64_t expert_bytes() const { return bytes() / experts_; }
 
   // Writes the file's bits back: file_bytes() at `file`.
@@ -101,6 +119,7 @@ class PackedWeights {
  private:
   PackedWeights(int format, int64_t experts, int64_t rows, int64_t columns);
   void check_bytes(int64_t bytes, int64_t needed, const char* what) const;
+  void check_expert(int64_t expert) const;
   // Fills parts_, over the nodes of the pool, whose Session the caller holds.
   void allocate_parts();
   // Calls fn(part, expert, strip within the part) for every strip, in parallel.
@@ -112,6 +131,7 @@ class PackedWeights {
   int64_t experts_ = 0, rows_ = 0, columns_ = 0;
   std::vector<Part> parts_;
   std::vector<float> factors_;  // empty: ones
+  std::vector<float> biases_;   // [experts][rows]; empty: none
 };
 
 }  // namespace isthmus

@@ -13,6 +13,7 @@ import pytest
 from cli.conftest import Here
 from cli.terminal import environment, isthmus
 from hub_server import Recorded, hub_server
+from isthmus.models.table import MODELS
 from isthmus.weights import hub as isthmus_hub
 
 SERVER = ["--gpu", "rtx4090", "--ram-bandwidth", "300GB/s", "--cores", "32", "--isa", "amx"]
@@ -67,8 +68,17 @@ def test_quantisations_are_compared_and_drawn(tmp_path: Path, here: Here) -> Non
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["quant", "Q8_0", "IQ2_XXS"]
-    assert "'gpt-oss' can be planned but not run yet" in done.stdout
+    assert "not run yet" not in done.stdout
     assert "<svg" in picture.read_text()
+
+
+def test_an_architecture_that_cannot_be_run_is_planned_and_said(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(MODELS, "gpt-oss")
+    done = here("plan", "gpt-oss-20b", "--ram", "64GB", *SERVER)
+    assert done.returncode == 0, done.stderr
+    assert "'gpt-oss' can be planned but not run yet" in done.stdout
 
 
 def test_a_dummy_of_fewer_layers_is_planned_over_two_cards(here: Here) -> None:

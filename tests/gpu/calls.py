@@ -61,6 +61,20 @@ def routed(tokens: int) -> Callable[[], object]:
     return lambda: experts.experts(x, ids, weights, i32(128), gate, gate, down, residual=x)
 
 
+def biased(tokens: int) -> Callable[[], object]:
+    """A layer of gpt-oss-20b, in 8 bits."""
+    gate = packed("q8_0", 32, 2880, 2880)
+    x, ids, weights, bias = bf16(tokens, 2880), i32(tokens, 4), f32(tokens, 4), f32(32, 2880)
+    how = {"biases": (bias, bias, bias), "activation": "swiglu_oai", "limit": 7.0}
+    return lambda: experts.experts(x, ids, weights, i32(32), gate, gate, gate, residual=x, **how)  # type: ignore[arg-type]
+
+
+def sinks_and_window() -> object:
+    cache, how = bf16(100, 8, 64, 64), {"window": 128, "sinks": f32(64)}
+    decode.decode(bf16(4, 64, 64), cache, cache, i32(4), i32(4), i32(4, 512), 0.1, **how)  # type: ignore[arg-type]
+    return prefill.prefill(bf16(512, 64, 64), cache, cache, i32(3), i32(512), i32(2, 512), 512, 0.1, **how)  # type: ignore[arg-type]
+
+
 def gqa_decode() -> object:
     cache = bf16(100, 4, 64, 128)
     return decode.decode(bf16(4, 32, 128), cache, cache, i32(4), i32(4), i32(4, 512), 0.1)
@@ -141,6 +155,9 @@ VARIANTS: dict[str, Callable[[], object]] = {
     "dequantise, q6_k": lambda: dequantise.dequantise(packed("q6_k", 1, 1536, 7168)),
     "embed, q6_k": lambda: embedding.embed(i32(4), packed("q6_k", 1, 129280, 7168), f32(4, 7168)),
     "experts, 1 token": routed(1),
+    "experts with biases, 1 token": biased(1),
+    "experts with biases, 512 tokens": biased(512),
+    "GQA with sinks and a window": sinks_and_window,
     "GQA decode": gqa_decode,
     "GQA prefill": gqa_prefill,
     "joint norms, partial rope": joint_norms,

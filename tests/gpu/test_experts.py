@@ -30,16 +30,29 @@ def choices(tokens: int, k: int, seed: int = 0) -> Tensor:
     return torch.rand(tokens, 5, generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :k].int()
 
 
-def by_hand(x: Tensor, ids: Tensor, weights: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
-    """The definition, a token and a choice at a time, in float64."""
+def by_hand(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+    biases: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The definition, a token and a choice at a time, in float64; with biases gpt-oss's, clamped at 1."""
     y = torch.zeros(x.shape, dtype=torch.float64)
     for token, row in enumerate(ids.tolist()):
         for j, expert in enumerate(row):
             slot = int(SLOT_OF[expert])
             if slot >= 0:
                 one = x[token : token + 1]
-                hidden = torch.nn.functional.silu(gate.product(one, slot)) * up.product(one, slot)
-                y[token] += weights[token, j].double() * down.product(hidden, slot)[0]
+                g, u, last = gate.product(one, slot), up.product(one, slot), 0.0
+                if biases is None:
+                    hidden = torch.nn.functional.silu(g) * u
+                else:
+                    g, u = (g + biases[0][slot]).clamp(max=1), (u + biases[1][slot]).clamp(-1, 1)
+                    hidden, last = g * torch.sigmoid(1.702 * g) * (u + 1), biases[2][slot].double()
+                y[token] += weights[token, j].double() * (down.product(hidden, slot)[0] + last)
     return y
 
 
@@ -54,6 +67,22 @@ def test_experts_are_the_definition(tokens: int) -> None:
     for run, tolerance in ((reference.experts, FEW), (experts.experts, FEW if tokens < 9 else MANY)):
         got = run(x, ids, weights, SLOT_OF, *packed, torch.empty(tokens, 32), residual=residual)
         assert relative_error(got, expected) < tolerance
+
+
+@pytest.mark.parametrize("tokens", [3, 12])
+def test_experts_may_have_biases(tokens: int) -> None:
+    """48 rows of the hidden: the last programs have columns past the end, and past the biases'."""
+    weights_of = matrices(("q8_0", "q8_0", "q8_0"), 96, 32)
+    packed = [w.packed for w in weights_of]
+    x, ids, weights = bf16(tokens, 96, seed=4), choices(tokens, 2), randn(tokens, 2, seed=5).abs()
+    biases = (randn(3, 32, seed=6), randn(3, 32, seed=7), randn(3, 96, seed=8))
+    how = {"biases": biases, "activation": "swiglu_oai", "limit": 1.0}
+    expected = by_hand(x, ids, weights, *weights_of, biases)
+    for run, tolerance in ((reference.experts, FEW), (experts.experts, FEW if tokens < 9 else MANY)):
+        got = run(x, ids, weights, SLOT_OF, *packed, torch.empty(tokens, 96), **how)
+        assert relative_error(got, expected) < tolerance
+    with pytest.raises(ValueError, match="bias is"):
+        experts.experts(x, ids, weights, SLOT_OF, *packed, biases=(biases[0], biases[1], biases[1]))
 
 
 def test_gate_up_and_down_may_differ_in_format() -> None:

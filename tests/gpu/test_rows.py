@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from gpu.kit import bf16, randn, strided
 from isthmus.gpu import activation as activations
@@ -86,6 +88,15 @@ def test_activations_are_the_cpus(activation: str, limit: float) -> None:
         assert torch.allclose(got, expected, rtol=2e-6, atol=1e-6)
 
 
+def test_swiglu_oai_is_gpt_osss() -> None:
+    gate, up = randn(2, 2, 37, seed=0) * 9
+    experts = GptOssExperts(GptOssConfig(hidden_size=2, intermediate_size=2, num_local_experts=1))
+    expected = experts._apply_gate(torch.stack([gate, up], -1).flatten(1))  # they alternate there
+    for act in (activations.act_mul, reference.act_mul):
+        got = act(gate, up, torch.empty(2, 37), activation="swiglu_oai", limit=7.0)
+        assert torch.allclose(got, expected, rtol=2e-6, atol=1e-6)
+
+
 def test_weighted_sums_are_in_the_order_of_choices() -> None:
     """1e8 + 1 - 1e8 in fp32 is 0 in this order, and 1 in no other."""
     parts = torch.tensor([1e8, 1.0, -1e8]).view(1, 3, 1).expand(2, 3, 5).contiguous()
@@ -111,5 +122,5 @@ def test_mistakes_are_named() -> None:
         rows.rms_norm(x, torch.ones(8), 1e-5, add=x)
     with pytest.raises(ValueError, match=r"weight is .*\(7,\).*needs torch.float32 \[8\]"):
         rows.rms_norm(x, torch.ones(7), 1e-5)
-    with pytest.raises(ValueError, match="activation must be one of silu, gelu, got 'relu'"):
+    with pytest.raises(ValueError, match="activation must be one of silu, gelu, swiglu_oai, got 'relu'"):
         activations.act_mul(x, x, activation="relu")

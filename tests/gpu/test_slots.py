@@ -10,6 +10,7 @@ from isthmus import native
 from isthmus.formats.reference import dequantize
 from isthmus.formats.spec import by_name
 from isthmus.modules.copies import HostCopies
+from isthmus.modules.experts import SILU, Gated
 from isthmus.modules.on_gpu.slots import DeviceSlots, device_slots_bytes
 from isthmus.modules.on_gpu.target import Kernels, Target
 
@@ -35,10 +36,10 @@ def weights() -> Weights:
     return [q8_0(E, F, H, 1), q8_0(E, F, H, 2), q8_0(E, H, F, 3)]
 
 
-def slots_of(weights: Weights, kernels: Kernels, *experts: int) -> DeviceSlots:
+def slots_of(weights: Weights, kernels: Kernels, *experts: int, act: native.Act = SILU) -> DeviceSlots:
     """In a piece of a ring's memory, larger than needed; the first place is used twice."""
     (gate, _), (up, _), (down, _) = weights
-    packed = (gate, up, down)
+    packed = Gated(gate, up, down, act)
     memory = torch.full((device_slots_bytes(packed, len(experts)) + 512,), 0xFF, dtype=torch.uint8)
     slots = DeviceSlots(Target.of("cpu", kernels=kernels), packed, len(experts), HostCopies(), memory)
     slots.put(0, (experts[0] + 1) % E)
@@ -78,4 +79,20 @@ def test_each_row_by_an_expert_of_its_own(weights: Weights, kernels: Kernels, ro
     places = torch.arange(rows, dtype=torch.int32)[:, None] % 3
     slots(x, places, None, out)
     expected = torch.cat([by_hand(weights, x[i : i + 1], (2, 0, 3)[i % 3]) for i in range(rows)])
+    assert relative_error(out, expected) < (FEW if rows < 9 else MANY)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+@pytest.mark.parametrize("rows", [3, 12])
+def test_the_bias_of_an_expert_comes_with_it(kernels: Kernels, rows: int) -> None:
+    weights = [q8_0(E, F, H, 1), q8_0(E, F, H, 2), q8_0(E, H, F, 3)]
+    biases = [randn(E, packed.rows, seed=i) for i, (packed, _) in enumerate(weights)]
+    for (packed, _), bias in zip(weights, biases, strict=True):
+        packed.set_biases(bias.data_ptr(), bias.numel())
+    slots = slots_of(weights, kernels, 2, 0, act=native.Act("swiglu_oai", 1.0))
+    x, out = bf16(rows, H, seed=7), torch.full((rows, H), float("nan"))
+    slots(x, torch.ones(rows, 1, dtype=torch.int32), None, out)
+    g, u = (x.double() @ w[0].T + bias[0].double() for (_, w), bias in zip(weights, biases[:2], strict=False))
+    g, u = g.clamp(max=1), u.clamp(-1, 1)
+    expected = (g * torch.sigmoid(1.702 * g) * (u + 1)) @ weights[2][1][0].T + biases[2][0].double()
     assert relative_error(out, expected) < (FEW if rows < 9 else MANY)

@@ -21,7 +21,7 @@ def of_transformers(model: Any, prompt: list[int]) -> list[Routes | None]:
     routes: list[Routes | None] = [None] * model.config.num_hidden_layers
     hooks = []
     for index, layer in enumerate(model.model.layers):
-        gate = getattr(layer.mlp, "gate", None)
+        gate = getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None)
         if gate is not None:
 
             def keep(_: Any, __: Any, output: tuple[Tensor, ...], index: int = index) -> None:

@@ -19,7 +19,7 @@ from models.steps import Session, load, prompt_of
 # Cached tokens before the first decode: the second sequence's third decode begins its second block.
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([9, 62, 70])]
 FAMILIES = ["llama3-tied", "mixtral", "qwen2", "qwen2moe", "qwen3moe", "deepseek-v2-lite", "deepseek-v3"]
-FAMILIES += ["glm4moe", "minimax-m2", "ernie4_5-moe"]
+FAMILIES += ["glm4moe", "minimax-m2", "ernie4_5-moe", "gpt-oss"]
 
 
 @pytest.fixture(params=FAMILIES)

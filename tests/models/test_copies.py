@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from isthmus import native
 from isthmus.formats.spec import by_name
 from isthmus.modules.on_gpu.copies import NUM_BUFFERS, CopyStream
+from isthmus.native import ops
 
 EXPERTS, ROWS, COLUMNS = 6, 16, 32
 DEVICE = torch.device("cpu")
@@ -108,7 +110,7 @@ def test_tiles_arrive_and_the_host_waits_only_for_a_buffer_that_is_to_be_filled_
 ) -> None:
     to = torch.zeros(EXPERTS, weight.nbytes // EXPERTS, dtype=torch.uint8)
     for index in range(EXPERTS):
-        copies.copy(weight, index, to[index])
+        copies.copy(partial(ops.copy_expert, weight, index), to[index])
         assert torch.equal(to[index], expert(weight, index))
     waits = [line for line in cuda.log if line.startswith("host waits")]
     assert waits == [f"host waits for event {n}" for n in range(1, 1 + EXPERTS - NUM_BUFFERS)]
@@ -153,7 +155,7 @@ def test_a_copy_for_later_follows_what_computes_now_and_is_done_when_its_event_i
 
     def fill() -> None:
         assert go.wait(60)
-        copies.copy(weight, 2, to)
+        copies.copy(partial(ops.copy_expert, weight, 2), to)
 
     done = copies.later(fill)
     assert cuda.log == ["computes: event 1", "copies waits for event 1"]  # a step that reads the place

@@ -20,11 +20,11 @@ from models.steps import Session, chunked, load, prompt_of, whole
 
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
 FAMILIES = ["llama3-tied", "mixtral", "qwen2moe", "qwen3moe", "deepseek-v2-lite", "deepseek-v3"]
-FAMILIES += ["glm4moe", "minimax-m2"]
+FAMILIES += ["glm4moe", "minimax-m2", "gpt-oss"]
 
 
 def mixed(name: str, values: np.ndarray) -> GgmlType:
-    if values.ndim < 2 or "ffn_gate_inp" in name:
+    if not tiny.is_quantised(name, values):
         return GgmlType.F32
     return GgmlType.BF16 if "down" in name or values.shape[-1] % 32 else GgmlType.Q8_0
 

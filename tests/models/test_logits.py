@@ -8,10 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 
+from isthmus import native
+from isthmus.models import gpt_oss
 from models import routing, tiny
 from models.steps import Prompt, Session, chunked, load, prompt_of, whole
 
@@ -41,9 +45,10 @@ def test_f32_logits_are_transformers(name: str, tmp_path: Path) -> None:
     assert distance(chunked(model, PROMPT, [40, 1, 7]), wanted) <= F32_BOUND
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek-v2", "deepseek-v2-lite"])
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek-v2", "deepseek-v2-lite"])
 def test_long_context(name: str, tmp_path: Path) -> None:
-    """Past the 512 keys after which attention merges partial results, and MLA expands its next segment."""
+    """Past the 512 keys after which attention merges partial results, and MLA expands its next segment; far
+    past a window."""
     case = tiny.CASES[name]
     reference = tiny.build(case)
     path = tiny.write_case(tmp_path / "tiny.gguf", case, reference)
@@ -52,7 +57,7 @@ def test_long_context(name: str, tmp_path: Path) -> None:
     assert distance(logits, oracle(reference, prompt)) <= F32_BOUND
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss", "deepseek-v3"])
 def test_chunks_beside_decodes(name: str, tmp_path: Path) -> None:
     """One step may hold rows of several sequences, long and short, in any order."""
     case = tiny.CASES[name]
@@ -106,6 +111,17 @@ MUTATIONS = {
         "blk.0.ffn_gate_exps.weight[1]",
     ],
     "qwen3moe": ["blk.1.ffn_gate_inp.weight", "blk.0.ffn_down_exps.weight[7]", "blk.0.attn_output.weight"],
+    "gpt-oss": [
+        "blk.0.attn_sinks.weight",
+        "blk.1.attn_sinks.weight",
+        "blk.0.attn_k.bias",
+        "blk.1.attn_output.bias",
+        "blk.0.post_attention_norm.weight",
+        "blk.0.ffn_gate_inp.bias",
+        "blk.0.ffn_gate_exps.bias[2]",
+        "blk.1.ffn_up_exps.bias[5]",
+        "blk.1.ffn_down_exps.bias[7]",
+    ],
     "deepseek-v2-lite": ["blk.1.attn_kv_b.weight", "blk.0.ffn_down.weight", "blk.2.attn_kv_a_norm.weight"],
     "deepseek-v2": [
         "blk.0.attn_q_a_norm.weight",
@@ -183,6 +199,9 @@ def test_a_zeroed_part_is_seen(name: str, zeroed: str, tmp_path: Path) -> None:
         ("minimax-m2", "expert_gating_func", tiny.SOFTMAX),
         ("dots1", "expert_weights_norm", False),
         ("ernie4_5-moe", "expert_gating_func", tiny.SIGMOID),
+        ("gpt-oss", "attention.sliding_window", 25),
+        ("gpt-oss", "attention.sliding_window_pattern", 1),
+        ("gpt-oss", "rope.scaling.factor", 16.0),
     ],
 )
 def test_a_wrong_key_is_seen(name: str, key: str, value: Any, tmp_path: Path) -> None:
@@ -191,3 +210,45 @@ def test_a_wrong_key_is_seen(name: str, key: str, value: Any, tmp_path: Path) ->
     keys, tensors = tiny.keys_of(case, reference.config), tiny.tensors_of(case, reference)
     path = tiny.write(tmp_path / "tiny.gguf", case.arch, keys | {key: value}, tensors, tiny.all_f32)
     assert distance(whole(load(path), PROMPT), oracle(reference)) > 10 * F32_BOUND
+
+
+def test_another_clamp_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = tiny.CASES["gpt-oss"]
+    reference = tiny.build(case)
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, reference)
+    monkeypatch.setattr(gpt_oss, "ACTIVATION", native.Act("swiglu_oai", limit=8.0))
+    assert distance(whole(load(path), PROMPT), oracle(reference)) > 10 * F32_BOUND
+
+
+def test_experts_in_mxfp4_are_transformers(tmp_path: Path) -> None:
+    """As gpt-oss is published: routed experts in MXFP4, transformers with the values they are rounded to.
+
+    x is rounded to 8 bits before each product, hence the bound of KL of a format's fast path.
+    """
+    case = tiny.CASES["gpt-oss"]
+    reference = tiny.build(case)
+    tensors = tiny.tensors_of(case, reference)
+    for i, layer in enumerate(reference.model.layers):
+        rounded = [
+            torch.from_numpy(round_to_mxfp4(tensors[f"blk.{i}.ffn_{name}_exps.weight"]))
+            for name in ("gate", "up", "down")
+        ]
+        both = torch.stack(rounded[:2], 2).flatten(1, 2)  # rows of gate and up by turns
+        with torch.no_grad():
+            layer.mlp.experts.gate_up_proj.copy_(both.transpose(1, 2))
+            layer.mlp.experts.down_proj.copy_(rounded[2].transpose(1, 2))
+
+    def types(name: str, values: np.ndarray) -> GgmlType:
+        return GgmlType.MXFP4 if name.endswith("_exps.weight") else GgmlType.F32
+
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), types)
+    model = routing.replay(load(path), routing.of_transformers(reference, PROMPT))
+    wanted, got = oracle(reference).log_softmax(-1), whole(model, PROMPT).log_softmax(-1)
+    assert (wanted.exp() * (wanted - got)).sum(-1).mean() <= 5e-3
+    unrounded = oracle(tiny.build(case)).log_softmax(-1)
+    assert (wanted.exp() * (wanted - unrounded)).sum(-1).mean() > 5e-3  # the rounding is there to be seen
+
+
+def round_to_mxfp4(values: np.ndarray) -> np.ndarray:
+    blocks = gguf.quants.quantize(values, GgmlType.MXFP4)
+    return gguf.quants.dequantize(blocks, GgmlType.MXFP4)

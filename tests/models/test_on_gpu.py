@@ -34,6 +34,8 @@ FAMILIES = [
     ("mixtral", "Q8_0"),
     ("qwen2moe", "F32"),
     ("qwen3moe", "F16"),
+    ("gpt-oss", "Q8_0"),  # window, sinks, biases and clamped activation, by the kernels' references
+    ("gpt-oss", "MXFP4"),  # the same by torch: experts in a format no kernel unpacks
     ("deepseek-v2-lite", "Q8_0"),  # joined kv_b, queries projected directly
     ("deepseek-v2", "F32"),  # groups by their best
     ("deepseek-v3", "BF16"),  # sigmoid, selection bias, groups by their two best
@@ -90,6 +92,10 @@ def test_every_matrix_may_have_another_format(name: str, formats: list[str], tmp
 
 # What is zeroed in a model's file, after which its logits are far outside the bound.
 ZEROED = [
+    ("gpt-oss", "blk.1.attn_sinks.weight"),
+    ("gpt-oss", "blk.0.ffn_gate_inp.bias"),
+    ("gpt-oss", "blk.1.ffn_gate_exps.bias"),
+    ("gpt-oss", "blk.0.ffn_down_exps.bias"),
     ("qwen2moe", "blk.1.attn_output.weight"),
     ("qwen2moe", "blk.0.ffn_norm.weight"),
     ("qwen2moe", "blk.0.ffn_gate_inp.weight"),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
+from isthmus.modules.experts import SILU, Act, Gated
 from isthmus.modules.on_gpu import plain_experts
 from isthmus.modules.on_gpu.target import Target
 
@@ -19,6 +20,7 @@ def randn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("biased", [False, True])  # as gpt-oss has them, with its activation
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("rows", "way"),
@@ -31,7 +33,7 @@ def randn(*shape: int, seed: int) -> Tensor:
     ],
 )
 def test_each_pair_has_its_experts_output(
-    rows: int, way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    rows: int, way: str, dtype: torch.dtype, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = randn(rows, HIDDEN, seed=1).bfloat16()
     slots = torch.randint(-1, EXPERTS, (rows, K), generator=torch.Generator().manual_seed(2)).int()
@@ -42,12 +44,21 @@ def test_each_pair_has_its_experts_output(
     )
     for other in {"_gathered", "_all", "_by_expert"} - {way}:
         monkeypatch.setattr(plain_experts, other, None)
-    parts = plain_experts.plain_parts(Target.of("cpu"), x, slots, gate, up, down)
+    widths = (INNER, INNER, HIDDEN)
+    b_gate, b_up, b_down = (biased * randn(EXPERTS, width, seed=7 + i) for i, width in enumerate(widths))
+    weights = Gated(gate, up, down, Act("swiglu_oai", 1.0) if biased else SILU)
+    biases = (b_gate, b_up, b_down) if biased else None
+    parts = plain_experts.plain_parts(Target.of("cpu"), x, slots, weights, biases)
     assert parts.dtype == torch.float32
     for token, choice in torch.nonzero(slots >= 0).tolist():
         expert = int(slots[token, choice])
         row = x[token].double()
-        g, u = gate[expert].double() @ row, up[expert].double() @ row
-        wanted = down[expert].double() @ (torch.nn.functional.silu(g) * u)
+        g, u = gate[expert].double() @ row + b_gate[expert], up[expert].double() @ row + b_up[expert]
+        if biased:
+            g, u = g.clamp(max=1), u.clamp(-1, 1)
+            hidden = g * torch.sigmoid(1.702 * g) * (u + 1)
+        else:
+            hidden = torch.nn.functional.silu(g) * u
+        wanted = down[expert].double() @ hidden + b_down[expert]
         error = (parts[token, choice].double() - wanted).norm() / wanted.norm()
         assert error < 2 * ROUNDED

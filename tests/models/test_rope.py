@@ -38,6 +38,14 @@ def test_yarn_with_other_betas_and_an_attention_factor() -> None:
     assert magnitude(config) == pytest.approx(1.25 * scale, rel=1e-6)
 
 
+def test_yarn_whose_ramp_is_not_rounded_to_pairs() -> None:
+    rope = {"rope_type": "yarn", "factor": 32.0, "rope_theta": 150000.0}
+    wanted, _ = theirs(**rope, truncate=False)
+    config = yarn(base=150000.0, factor=32.0, truncate=False)
+    torch.testing.assert_close(frequencies(config), wanted, rtol=1e-6, atol=0)
+    assert not torch.allclose(wanted, theirs(**rope)[0], rtol=1e-3)
+
+
 @pytest.mark.parametrize("mscale", [0.707, 1.0])
 def test_deepseek_carries_yarns_temperature_in_the_attention_scale(mscale: float) -> None:
     rope = {"rope_type": "yarn", "factor": 40.0, "mscale": mscale, "mscale_all_dim": mscale}

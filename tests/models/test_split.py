@@ -19,7 +19,7 @@ from models.steps import prompt_of, run_and_recorded
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
 DECODES = 3
 FAMILIES = ["mixtral", "qwen2moe", "qwen3moe", "deepseek-v2-lite", "deepseek-v3"]
-FAMILIES += ["glm4moe", "minimax-m2", "ernie4_5-moe"]
+FAMILIES += ["glm4moe", "minimax-m2", "ernie4_5-moe", "gpt-oss"]
 
 
 @pytest.fixture(params=FAMILIES)

@@ -20,7 +20,7 @@ from models.steps import Session, prompt_of
 
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([70, 9, 41])]
 STEPS = [list(enumerate(PROMPTS)), [(0, [1]), (2, [3])], [(1, [5])]]  # a long prompt, decodes
-FAMILIES = ["mixtral", "qwen3moe", "qwen2moe", "deepseek-v3"]
+FAMILIES = ["mixtral", "qwen3moe", "qwen2moe", "gpt-oss", "deepseek-v3"]
 THRESHOLD = 40  # rows of the long step: of some experts more, of some less
 ALWAYS = Streaming(min_rows=1, every_step=True)
 

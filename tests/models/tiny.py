@@ -106,6 +106,16 @@ V3 |= {"routed_scaling_factor": 2.5, "rope_parameters": _yarn(4.0, 128, 1.0)}
 SOFTMAX, SIGMOID = int(gguf.ExpertGatingFuncType.SOFTMAX), int(gguf.ExpertGatingFuncType.SIGMOID)
 V2_KEYS = {"expert_gating_func": SOFTMAX, "rope.scaling.yarn_log_multiplier": 0.0707, **YARN_KEYS}
 V3_KEYS = {"expert_gating_func": SIGMOID, "rope.scaling.yarn_log_multiplier": 0.1, **YARN_KEYS}
+# Not rounded to whole pairs: the ramp runs from 2.19 to 6.84 of the 16 pairs of a head.
+GPT_OSS_ROPE = _yarn(32.0, 1024) | {"rope_theta": 150000.0, "truncate": False}
+GPT_OSS = {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 24}
+GPT_OSS |= {"rope_parameters": GPT_OSS_ROPE}
+GPT_OSS_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 1024,
+    "attention.sliding_window": 24,
+}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 HALF_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 GLM = {"moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1}
@@ -135,6 +145,7 @@ CASES: dict[str, Case] = {
         "qwen2moe", gqa(hf.Qwen2MoeConfig, head_dim=16, shared_expert_intermediate_size=96, **MOE)
     ),
     "qwen3moe": Case("qwen3moe", gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **MOE)),
+    "gpt-oss": Case("gpt-oss", gqa(hf.GptOssConfig, **GPT_OSS), GPT_OSS_KEYS),
     "deepseek-v2-lite": Case("deepseek2", mla(hf.DeepseekV2Config, q_lora_rank=None), {}, "joined"),
     "deepseek-v2": Case("deepseek2", mla(hf.DeepseekV2Config, **V2), V2_KEYS),
     "deepseek-v3": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS),
@@ -180,7 +191,7 @@ WIDE_CASES: dict[str, Case] = {
 
 def build(case: Case, seed: int = 0) -> Any:
     """The transformers model: matrices of std fan_in^-0.5, embedding of std 1, norms, biases, selection
-    bias random.
+    bias random. Of gpt-oss a sink weighs as much as some keys, and some hidden activations pass the clamp.
     """
     config = case.config()
     config._attn_implementation = "eager"
@@ -194,10 +205,16 @@ def build(case: Case, seed: int = 0) -> Any:
                 tensor.copy_(noise)
             elif name.endswith("norm.weight"):
                 tensor.copy_(1 + 0.2 * noise)
-            elif tensor.dim() == 1:
-                tensor.copy_(0.2 * noise)
+            elif name.endswith("sinks"):
+                tensor.copy_(2 + noise)
+            elif "experts.gate_up_proj_bias" in name:
+                tensor.copy_(4 * noise)
             elif "moe_statics" in name:  # beside scores of a softmax
                 tensor.copy_(0.05 * noise)
+            elif tensor.dim() == 1 or name.endswith("bias"):
+                tensor.copy_(0.2 * noise)
+            elif case.arch == "gpt-oss" and "experts." in name:  # the only ones that are transposed
+                tensor.copy_(noise * tensor.shape[1] ** -0.5)
             else:
                 tensor.copy_(noise * tensor.shape[-1] ** -0.5)
     model.tie_weights()
@@ -223,7 +240,8 @@ def tensors_of(case: Case, model: Any) -> Tensors:
         del state["lm_head.weight"]
     tensors: Tensors = {}
     for name, tensor in state.items():
-        for hf_name, part in _split_experts(name, tensor):
+        split = _split_transposed if case.arch == "gpt-oss" else _split_experts
+        for hf_name, part in split(name, tensor):
             gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
             assert gguf_name, hf_name
             tensors[gguf_name] = _permuted(case, config, gguf_name, part).contiguous().numpy()
@@ -248,6 +266,23 @@ def _split_experts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Ten
     if "moe_statics" in name:  # [1, experts]
         return [(name.replace("gate.moe_statics", "moe_statics"), tensor[0])]
     return [(name, tensor)]
+
+
+def _split_transposed(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """gpt-oss: experts [E, in, out], gate and up alternate in the last dimension, of biases too."""
+    if name.endswith("sinks"):
+        return [(f"{name}.weight", tensor)]
+    base, found, last = name.rpartition("experts.")
+    if not found:
+        return [(name, tensor)]
+    suffix = "bias" if last.endswith("_bias") else "weight"
+    tensor = tensor if suffix == "bias" else tensor.transpose(1, 2)
+    if last.startswith("down_proj"):
+        return [(f"{base}experts.down_proj.{suffix}", tensor)]
+    return [
+        (f"{base}experts.gate_proj.{suffix}", tensor[:, ::2]),
+        (f"{base}experts.up_proj.{suffix}", tensor[:, 1::2]),
+    ]
 
 
 def _permuted(case: Case, config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -280,6 +315,19 @@ def _store_kv_b(case: Case, config: Any, tensors: Tensors) -> None:
             tensors[f"blk.{i}.attn_v_b.weight"] = np.ascontiguousarray(v_b)
 
 
+# What says how wide an expert is by a key of its own.
+WITH_INNER = {
+    "qwen2moe",
+    "qwen3moe",
+    "deepseek2",
+    "glm4moe",
+    "minimax-m2",
+    "dots1",
+    "ernie4_5-moe",
+    "gpt-oss",
+}
+
+
 def keys_of(case: Case, config: Any) -> dict[str, Any]:
     """The architecture's metadata keys, without their prefix."""
     c = config
@@ -304,7 +352,7 @@ def keys_of(case: Case, config: Any) -> dict[str, Any]:
     counts = (getattr(c, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts"))
     if experts := next(filter(None, counts), None):
         keys |= {"expert_count": experts, "expert_used_count": c.num_experts_per_tok}
-    if case.arch in ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "minimax-m2", "dots1", "ernie4_5-moe"):
+    if case.arch in WITH_INNER:
         keys["expert_feed_forward_length"] = getattr(c, "moe_intermediate_size", c.intermediate_size)
     if case.arch in ("deepseek2", "glm4moe", "dots1"):
         keys |= _shared_keys(c)
@@ -398,9 +446,13 @@ def matrices_as(ggml_type: GgmlType) -> TypeChoice:
     """As llama.cpp quantises: vectors and the router stay F32."""
 
     def choose(name: str, values: np.ndarray) -> GgmlType:
-        return ggml_type if values.ndim > 1 and "ffn_gate_inp" not in name else GgmlType.F32
+        return ggml_type if is_quantised(name, values) else GgmlType.F32
 
     return choose
+
+
+def is_quantised(name: str, values: np.ndarray) -> bool:
+    return values.ndim > 1 and "ffn_gate_inp" not in name and not name.endswith(".bias")
 
 
 def write_case(path: Path, case: Case, model: Any, types: TypeChoice = all_f32) -> Path:

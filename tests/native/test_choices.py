@@ -8,6 +8,7 @@ import torch
 from random_weights import Weight, random_weight
 
 from isthmus import native
+from isthmus.modules.experts import Gated
 from isthmus.modules.slots import ExpertSlots
 from isthmus.native import choices, ops
 
@@ -140,14 +141,17 @@ def test_mistakes_are_refused_before_anything_is_written() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_places_take_over_the_scale_of_an_expert_with_its_tiles(nodes: int) -> None:
-    """NVFP4's experts have one each, which is no part of their tiles."""
+def test_places_take_over_scale_and_bias_of_an_expert_with_its_tiles(nodes: int) -> None:
+    """NVFP4's experts have a scale each, which is no part of their tiles."""
     native.set_threads(2, nodes)
     weights = matrices(("nvfp4", "nvfp4", "f32"))
     gate, up, down = (weight.packed for weight in weights)
     for packed in (gate, up):
         packed.set_factors([0.5 + expert for expert in range(E)])
-    places = ExpertSlots((gate, up, down), 2, exact=False)
+    for packed in (gate, up, down):
+        bias = torch.randn(E, packed.rows, generator=torch.Generator().manual_seed(packed.rows))
+        packed.set_biases(bias.data_ptr(), bias.numel())
+    places = ExpertSlots(Gated(gate, up, down), 2, exact=False)
     x, _, _ = routing(3)
     for slot, expert in ((0, 5), (1, 2), (0, 1)):  # the last in the place of the first
         places.put(slot, expert)
@@ -161,7 +165,7 @@ def test_places_take_over_the_scale_of_an_expert_with_its_tiles(nodes: int) -> N
 
 def test_places_need_their_memory() -> None:
     packed = matrices()
-    weights = (packed[0].packed, packed[1].packed, packed[2].packed)
+    weights = Gated(*(weight.packed for weight in packed))
     with pytest.raises(ValueError, match=r"3 experts take \d+ bytes, got 100"):
         ExpertSlots(weights, 3, exact=False, memory=torch.empty(100, dtype=torch.uint8))
 

@@ -28,6 +28,7 @@ class Ffn:
     gate: Weight
     up: Weight
     down: Weight
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # [E, F], [E, F], [E, H]
 
     @property
     def packed(self) -> tuple[native.PackedWeight, native.PackedWeight, native.PackedWeight]:
@@ -36,11 +37,15 @@ class Ffn:
     def reference(self, x: torch.Tensor, expert: int, act: native.Act) -> torch.Tensor:
         """One expert on x [T, H], in float64."""
         gate, up, down = (torch.from_numpy(w.values[expert]) for w in (self.gate, self.up, self.down))
-        g, u = x.double() @ gate.T, x.double() @ up.T  # [T, F]
+        b_gate, b_up, b_down = (bias[expert].double() for bias in self.biases) if self.biases else (0, 0, 0)
+        g, u = x.double() @ gate.T + b_gate, x.double() @ up.T + b_up  # [T, F]
         if act.limit > 0:
             g, u = g.clamp(max=act.limit), u.clamp(-act.limit, act.limit)
-        g = functional.silu(g) if act.kind == "silu" else functional.gelu(g, approximate="tanh")
-        return (g * u) @ down.T
+        if act.kind == "swiglu_oai":
+            g, u = g * torch.sigmoid(1.702 * g), u + 1
+        else:
+            g = functional.silu(g) if act.kind == "silu" else functional.gelu(g, approximate="tanh")
+        return (g * u) @ down.T + b_down
 
 
 _SEEDS = itertools.count(1)
@@ -208,6 +213,42 @@ def test_a_scale_of_each_expert_and_matrix_multiplies_its_product(tokens: int) -
     assert_close(call(op, given), reference(scaled[0], scaled[1], given, native.Act()), INT8_BOUND)
 
 
+def biased(ffn: Ffn, seed: int) -> Ffn:
+    """With a bias of every row of every expert, about as large as the products."""
+    rng = torch.Generator().manual_seed(seed)
+    shapes = [(w.packed.experts, w.packed.rows) for w in (ffn.gate, ffn.up, ffn.down)]
+    gate, up, down = (torch.randn(shape, generator=rng) for shape in shapes)
+    for weight, bias in zip(ffn.packed, (gate, up, down), strict=True):
+        weight.set_biases(bias.data_ptr(), bias.numel())
+    return Ffn(ffn.gate, ffn.up, ffn.down, (gate, up, down))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("formats", "bound"), [("f32", FP32_BOUND), ("mxfp4", INT8_BOUND)])
+@pytest.mark.parametrize("tokens", [1, 9, 200])
+def test_a_bias_of_each_expert_is_added_to_its_product(
+    tokens: int, formats: str, bound: float, nodes: int
+) -> None:
+    """Rows that end inside a strip of 16, and a part of each node's; the shared expert has none."""
+    native.set_threads(2, nodes)
+    routed, shared = biased(make_ffn(formats, 8, 224, 160), tokens), make_ffn("f32", 1, 224, 64)
+    given, act = make_input(tokens, 2, experts=8, hidden=224), native.Act("swiglu_oai", 7.0)
+    op = native.Experts(*routed.packed, shared=shared.packed, act=act)
+    assert_close(call(op, given), reference(routed, shared, given, act), bound)
+
+
+def test_a_bias_that_does_not_fit_or_is_no_number_is_refused() -> None:
+    packed = random_weight("f32", 3, 16, 32, seed=23).packed
+    bias = torch.zeros(3, 16)
+    with pytest.raises(ValueError, match="3 expert matrices of 16 rows are 48 numbers, got 47"):
+        packed.set_biases(bias.data_ptr(), 47)
+    bias[1, 5] = float("inf")
+    with pytest.raises(ValueError, match="bias of expert 1, row 5 is Inf or NaN"):
+        packed.set_biases(bias.data_ptr(), 48)
+    with pytest.raises(ValueError, match="have no bias"):
+        packed.expert_bias(0, bias.data_ptr())
+
+
 @pytest.mark.parametrize("tokens", [1, 9, 200])
 def test_a_dense_ffn_is_one_expert_without_ids_or_weights(tokens: int) -> None:
     dense = make_ffn("f32", 1, H, F)
@@ -227,7 +268,11 @@ def test_rows_of_one_expert_that_do_not_fit_a_cache_are_cut_into_groups() -> Non
     assert_close(call(op, given), reference(routed, shared, given, native.Act()), INT8_BOUND)
 
 
-@pytest.mark.parametrize("act", [native.Act("silu", 0.4), native.Act("gelu"), native.Act("gelu", 0.25)])
+ACTS = [native.Act("silu", 0.4), native.Act("gelu"), native.Act("gelu", 0.25)]
+ACTS += [native.Act("swiglu_oai"), native.Act("swiglu_oai", 0.4)]
+
+
+@pytest.mark.parametrize("act", ACTS)
 def test_activations(f32_ffn: Ffn, act: native.Act) -> None:
     given = make_input(7, 2)
     assert_close(

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from isthmus.modules.experts import PackedMatrices, operator
 from isthmus.modules.split import ExpertSplit
-from isthmus.native import ops
 
 ROWS = 256  # of the one expert that is timed: far into the range where products, not weights, take the time
 
@@ -32,7 +32,7 @@ def measure(split: ExpertSplit, clock: Callable[[], float] = time.perf_counter) 
     """Of the first layer whose experts stream. Takes some milliseconds, and the ring for that time."""
     layer, streamer = min(split.streamed.items())
     weights = streamer.weights
-    gate = weights[0]
+    gate = weights.gate
     num_weights = 3 * gate.rows * gate.columns
     cpu_s = _seconds(_one_expert(weights), clock)
 
@@ -51,8 +51,8 @@ def measure(split: ExpertSplit, clock: Callable[[], float] = time.perf_counter) 
     )
 
 
-def _one_expert(weights: tuple[ops.PackedWeight, ops.PackedWeight, ops.PackedWeight]) -> Callable[[], Any]:
-    op = ops.Experts(*weights)
+def _one_expert(weights: PackedMatrices) -> Callable[[], Any]:
+    op = operator(weights, exact=False)
     x = torch.randn(ROWS, op.hidden, generator=torch.Generator().manual_seed(0))
     ids, out = torch.zeros(ROWS, 1, dtype=torch.int32), torch.empty_like(x)
     return lambda: op(x.data_ptr(), ROWS, ids.data_ptr(), 0, 1, 0, out.data_ptr())

@@ -12,7 +12,7 @@ from torch import Tensor
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.launch import blocks, check, launch
 
-ACTIVATIONS = {"silu": 0, "gelu": 1}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
 
 _FLOATS = (torch.bfloat16, torch.float32)
 _COLUMNS = 1024  # of a program
@@ -23,7 +23,7 @@ def act_mul(
 ) -> Tensor:
     """out = act(gate) * up. gate, up: bf16 or fp32 [T, n], rows may be strided (halves of one projection);
     out like them, None makes a bf16 one. limit > 0: gate <= limit and |up| <= limit first. gelu: its tanh
-    form."""
+    form; swiglu_oai: gate * sigmoid(1.702 gate) * (up + 1)."""
     rows, n = gate.shape
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=gate.device) if out is None else out
     for name, tensor in (("gate", gate), ("up", up), ("out", out)):
@@ -59,6 +59,8 @@ def gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     if ACTIVATION == 1:
         return gate / (1 + tl.exp(-1.59576912 * gate * (1 + 0.044715 * gate * gate))) * up
+    elif ACTIVATION == 2:
+        return gate / (1 + tl.exp(-1.702 * gate)) * (up + 1)
     else:
         return gate / (1 + tl.exp(-gate)) * up
 

@@ -82,14 +82,15 @@ def experts(
     out: Tensor | None = None,
     *,
     residual: Tensor | None = None,
+    biases: tuple[Tensor, Tensor, Tensor] | None = None,
     activation: str = "silu",
     limit: float = 0.0,
 ) -> Tensor:
     """out[t] = sum_j weights[t, j] expert(ids[t, j])(x[t]) over resident experts (+ residual[t]).
 
     x: bf16 [T, H]; ids: int32 [T, k] contiguous; weights: fp32 [T, k]; slot_of: int32 [experts]; gate, up:
-    [slots][F, H]; down: [slots][H, F]; the three may differ in format. out: bf16 or fp32 [T, H], None makes
-    a bf16 one; residual likewise, may be out.
+    [slots][F, H]; down: [slots][H, F]; the three may differ in format; biases: fp32 [slots, F], [slots, F],
+    [slots, H]. out: bf16 or fp32 [T, H], None makes a bf16 one; residual likewise, may be out.
     """
     _check_matrices(x, gate, up, down)
     (tokens, hidden_size), k = x.shape, ids.shape[1]
@@ -97,6 +98,9 @@ def experts(
     check("weights", weights, torch.float32, tokens, k)
     check_contiguous("ids", ids)
     check("slot_of", slot_of, torch.int32, None)
+    for bias, matrix in zip(biases or (), (gate, up, down), strict=False):
+        check("bias", bias, torch.float32, matrix.experts, matrix.rows)
+        check_contiguous("bias", bias)
     slots = slot_of[ids.long()]
     pairs = tokens * k
     hidden = torch.empty(pairs, gate.rows, dtype=torch.bfloat16, device=x.device)
@@ -108,8 +112,8 @@ def experts(
         tile = tile_of(max(FEW_ROWS + 1, pairs // gate.experts))
         rows, block_slots = group_rows(slots.view(-1), gate.experts, tile["M"])
         which = _Blocks(_GROUPED, len(block_slots), pairs, k, rows, block_slots)
-    _start_gate_up(x, gate, up, hidden, which, tile, activation_constants(activation, limit))
-    _start_down(hidden, down, parts, which, tile)
+    _start_gate_up(x, gate, up, hidden, which, tile, activation_constants(activation, limit), biases)
+    _start_down(hidden, down, parts, which, tile, biases)
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     return weighted_sum(parts, weights, slots, out, residual=residual)
 
@@ -133,6 +137,7 @@ def _start_gate_up(
     which: _Blocks,
     tile: dict[str, int],
     activation: dict[str, Any],
+    biases: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     launch(
         _gate_up,
@@ -141,6 +146,7 @@ def _start_gate_up(
         x.view(torch.int64),
         *gate.views(),
         *up.views(),
+        *(biases[:2] if biases else (None, None)),
         hidden,
         which.pairs,
         which.slots,
@@ -154,11 +160,17 @@ def _start_gate_up(
         **activation,
         MODE=which.mode,
         TOP_K=which.k,
+        HAS_BIAS=biases is not None,
     )
 
 
 def _start_down(
-    hidden: Tensor, down: PackedMatrix, parts: Tensor, which: _Blocks, tile: dict[str, int]
+    hidden: Tensor,
+    down: PackedMatrix,
+    parts: Tensor,
+    which: _Blocks,
+    tile: dict[str, int],
+    biases: tuple[Tensor, Tensor, Tensor] | None,
 ) -> None:
     launch(
         _down,
@@ -166,6 +178,7 @@ def _start_down(
         hidden,
         hidden.view(torch.int64),
         *down.views(),
+        biases[2] if biases else None,
         parts,
         which.pairs,
         which.slots,
@@ -175,6 +188,7 @@ def _start_down(
         **sizes_of(down),
         **tile,
         MODE=which.mode,
+        HAS_BIAS=biases is not None,
     )
 
 
@@ -216,14 +230,15 @@ def _product(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _gate_up(
-    x, x_quads, words, halfs, bytes, up_words, up_halfs, up_bytes, hidden, pairs, slots, num_pairs, inner,
-    columns, x_stride,
+    x, x_quads, words, halfs, bytes, up_words, up_halfs, up_bytes, gate_bias, up_bias, hidden, pairs, slots,
+    num_pairs, inner, columns, x_stride,
     FORMAT: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, HALVES: tl.constexpr,
     RUNS: tl.constexpr, BYTES: tl.constexpr,
     UP_FORMAT: tl.constexpr, UP_COLUMNS: tl.constexpr, UP_GROUPS: tl.constexpr, UP_HALVES: tl.constexpr,
     UP_RUNS: tl.constexpr, UP_BYTES: tl.constexpr,
     M: tl.constexpr, STRIPS: tl.constexpr, STEP: tl.constexpr,
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, MODE: tl.constexpr, TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Program (strips of F, block of pairs)."""
     pair, there, slot = _pairs_of_block(pairs, slots, num_pairs, MODE, M)
@@ -239,6 +254,10 @@ def _gate_up(
             UP_FORMAT, UP_COLUMNS, UP_GROUPS, UP_HALVES, UP_RUNS, UP_BYTES, M, STRIPS, STEP,
         )  # fmt: skip
         column = strip * 16 + tl.arange(0, 16 * STRIPS)
+        if HAS_BIAS:
+            of_slot = slot.to(tl.int64) * inner + column
+            gate += tl.load(gate_bias + of_slot, mask=column < inner, other=0.0)[None, :]
+            up += tl.load(up_bias + of_slot, mask=column < inner, other=0.0)[None, :]
         at = pair.to(tl.int64)[:, None] * inner + column[None, :]
         value = rounded_for(hidden, gated(gate, up, ACTIVATION, LIMIT))
         tl.store(hidden + at, value, mask=there[:, None] & (column < inner)[None, :])
@@ -246,10 +265,10 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _down(
-    x, x_quads, words, halfs, bytes, parts, pairs, slots, num_pairs, n, columns,
+    x, x_quads, words, halfs, bytes, bias, parts, pairs, slots, num_pairs, n, columns,
     FORMAT: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, HALVES: tl.constexpr,
     RUNS: tl.constexpr, BYTES: tl.constexpr,
-    M: tl.constexpr, STRIPS: tl.constexpr, STEP: tl.constexpr, MODE: tl.constexpr,
+    M: tl.constexpr, STRIPS: tl.constexpr, STEP: tl.constexpr, MODE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Program (strips of H, block of pairs)."""
     pair, there, slot = _pairs_of_block(pairs, slots, num_pairs, MODE, M)
@@ -261,5 +280,7 @@ def _down(
             FORMAT, COLUMNS, GROUPS, HALVES, RUNS, BYTES, M, STRIPS, STEP,
         )  # fmt: skip
         column = strip * 16 + tl.arange(0, 16 * STRIPS)
+        if HAS_BIAS:
+            acc += tl.load(bias + slot.to(tl.int64) * n + column, mask=column < n, other=0.0)[None, :]
         at = pair.to(tl.int64)[:, None] * n + column[None, :]
         tl.store(parts + at, acc, mask=there[:, None] & (column < n)[None, :])

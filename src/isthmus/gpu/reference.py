@@ -74,6 +74,7 @@ def experts(
     out: Tensor | None = None,
     *,
     residual: Tensor | None = None,
+    biases: tuple[Tensor, Tensor, Tensor] | None = None,
     activation: str = "silu",
     limit: float = 0.0,
 ) -> Tensor:
@@ -84,9 +85,13 @@ def experts(
         if slot < 0:
             continue
         tokens, choices = torch.where(slots == slot)
-        matrices = (gate.expert(slot), up.expert(slot), down.expert(slot))
-        into = torch.empty(len(tokens), x.shape[1], dtype=torch.float32, device=x.device)
-        parts[tokens, choices] = ffn(x[tokens], *matrices, into, activation=activation, limit=limit)
+        of_gate, of_up, of_down = (bias[slot] for bias in biases) if biases else (0.0, 0.0, 0.0)
+        inner = [
+            _product(x[tokens], gate.expert(slot)) + of_gate,
+            _product(x[tokens], up.expert(slot)) + of_up,
+        ]
+        hidden = act_mul(*inner, activation=activation, limit=limit)
+        parts[tokens, choices] = _product(hidden, down.expert(slot)) + of_down
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     return weighted_sum(parts, weights, slots, out, residual=residual)
 

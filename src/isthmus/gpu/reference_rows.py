@@ -15,8 +15,11 @@ def act_mul(
     gate, up = gate.float(), up.float()
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    act = torch.nn.functional.silu(gate) if activation == "silu" else _gelu(gate)
-    return (act * up).to(torch.bfloat16) if out is None else out.copy_(act * up)
+    if activation == "swiglu_oai":
+        value = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    else:
+        value = (torch.nn.functional.silu(gate) if activation == "silu" else _gelu(gate)) * up
+    return value.to(torch.bfloat16) if out is None else out.copy_(value)
 
 
 def weighted_sum(

@@ -47,7 +47,7 @@ def read_attention(
     keys: Keys,
     *,
     interleaved: bool,
-    bias: Literal["none", "required", "optional"] = "none",
+    bias: Literal["none", "required", "optional", "all"] = "none",
     norms: HeadNorms = "none",
 ) -> AttentionConfig:
     """Grouped-query attention; its heads are hidden / heads wide where the file says no key_length."""
@@ -96,7 +96,7 @@ def read_rope(keys: Keys, head_dim: int, *, interleaved: bool) -> RopeConfig:
     )
 
 
-Gate = Literal["softmax", "sigmoid"]
+Gate = Literal["softmax", "sigmoid", "softmax_chosen"]
 _GATES: dict[int, Gate] = {1: "softmax", 2: "sigmoid"}  # llama.cpp's ids
 
 

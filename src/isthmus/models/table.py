@@ -18,6 +18,7 @@ MODELS = {
     "minimax-m2": "isthmus.models.glm4moe:Glm4Moe",
     "dots1": "isthmus.models.glm4moe:Glm4Moe",
     "ernie4_5-moe": "isthmus.models.glm4moe:Glm4Moe",
+    "gpt-oss": "isthmus.models.gpt_oss:GptOss",
 }
 
 

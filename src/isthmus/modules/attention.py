@@ -28,22 +28,35 @@ class AttentionConfig:
     kv_heads: int  # each key and value is shared by heads / kv_heads queries
     head_dim: int
     rope: RopeConfig
-    bias: Literal["none", "required", "optional"] = "none"  # of q, k and v; optional: where the file has one
+    # required: of q, k and v; all: of the output too; optional: of any of these, where the file has one.
+    bias: Literal["none", "required", "optional", "all"] = "none"
     # RMS norm of q and k before they turn: of each head (optional: where the file has one), or of all heads
     # together, with a weight for every value of every head.
     norms: HeadNorms = "none"
     eps: float = 0.0  # of these norms
+    window: int = 0  # a row sees its last `window` keys, itself included; 0: all
+    sinks: bool = False  # each head has a logit that takes weight and gives no value
+
+
+_OUTPUT_BIAS: dict[str, Literal["none", "required", "optional"]] = {
+    "none": "none",
+    "required": "none",
+    "optional": "optional",
+    "all": "required",
+}
 
 
 class GroupedQueryAttention:
-    """Tensors attn_q, attn_k, attn_v, attn_output; attn_q_norm and attn_k_norm with norms."""
+    """Tensors attn_q, attn_k, attn_v, attn_output; attn_sinks; with norms attn_q_norm, attn_k_norm."""
 
     def __init__(self, build: Builder, c: AttentionConfig, rope: Rope) -> None:
         q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.config = c
         self.rope = rope
         self.qkv = build.linear(
-            {"attn_q": q_rows, "attn_k": kv_rows, "attn_v": kv_rows}, c.hidden, bias=c.bias
+            {"attn_q": q_rows, "attn_k": kv_rows, "attn_v": kv_rows},
+            c.hidden,
+            bias="required" if c.bias == "all" else c.bias,
         )
         self.head_norms: tuple[RmsNorm | None, RmsNorm | None] = (None, None)  # of q, of k
         self.joint_norms: tuple[tuple[slice, RmsNorm], ...] = ()  # and the columns of q and k, of q/k/v
@@ -57,8 +70,8 @@ class GroupedQueryAttention:
                 (these, build.norm(name, these.stop - these.start, c.eps))
                 for these, name in zip(columns, names, strict=True)
             )
-        output_bias: Literal["none", "optional"] = "optional" if c.bias == "optional" else "none"
-        self.output = build.linear({"attn_output": c.hidden}, q_rows, bias=output_bias)
+        self._raw_sinks = build.vector("attn_sinks.weight", c.heads) if c.sinks else None
+        self.output = build.linear({"attn_output": c.hidden}, q_rows, bias=_OUTPUT_BIAS[c.bias])
         self.state_kind = PagedKeyValue(c.kv_heads, c.head_dim)
         self._kv_dtype = build.options.kv_dtype
         self._exact = build.options.exact_batching
@@ -77,10 +90,18 @@ class GroupedQueryAttention:
             k_norm=k_norm,
             eps=c.eps,
         )
-        scale = attention_scale(c.rope, c.head_dim)
+        self._sinks = loader.vector(self._raw_sinks) if self._raw_sinks else None  # kept: an address
         self._attend = rows.Attention(
-            c.heads, c.kv_heads, c.head_dim, scale, kv_dtype=self._kv_dtype, exact=self._exact
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            attention_scale(c.rope, c.head_dim),
+            kv_dtype=self._kv_dtype,
+            window=c.window,
+            sinks=0 if self._sinks is None else self._sinks.data_ptr(),
+            exact=self._exact,
         )
+        del self._raw_sinks
 
     def __call__(self, x: Tensor, residual: Tensor, step: Step, cache: KeyValueCache) -> Tensor:
         """x, residual fp32 [T, hidden]; writes the step's keys and values to `cache`; a new [T, hidden]."""

@@ -24,7 +24,7 @@ from isthmus.modules import on_gpu
 from isthmus.modules.attention import AttentionConfig, GroupedQueryAttention
 from isthmus.modules.cache import PackedStore
 from isthmus.modules.embedding import Embedding
-from isthmus.modules.experts import Experts, Matrices
+from isthmus.modules.experts import SILU, Act, Experts, Gated, Matrices
 from isthmus.modules.linear import Linear
 from isthmus.modules.loader import PLAIN, Loader
 from isthmus.modules.mla import LatentAttention, LatentConfig
@@ -108,9 +108,9 @@ class Builder:
             self._unsupported.append(f"{raw.name} ({raw.format.reason})")
         return raw
 
-    def vector(self, name: str, size: int) -> RawTensor:
-        """A norm, bias or table: [size] in F32, F16 or BF16."""
-        raw = self._take(name, (size,), ())
+    def vector(self, name: str, *shape: int) -> RawTensor:
+        """A norm, bias or table: [size], or [experts, size], in F32, F16 or BF16."""
+        raw = self._take(name, shape, ())
         if raw.format.name not in PLAIN:
             self._unsupported.append(f"{raw.name} ({raw.format.name}; needed: {', '.join(PLAIN)})")
         return raw
@@ -165,14 +165,19 @@ class Builder:
         raw = self.vector(factors, config.dim // 2) if factors and self.has(factors) else None
         return self.add(Rope(config, raw, positions))
 
-    def router(self, config: RouterConfig, hidden: int, *, bias: bool = False) -> Router:
-        """ffn_gate_inp; with `bias` also exp_probs_b, which chooses but does not weigh."""
+    def router(
+        self, config: RouterConfig, hidden: int, *, bias: bool = False, gate_bias: bool = False
+    ) -> Router:
+        """ffn_gate_inp, with `gate_bias` its bias too; with `bias` also exp_probs_b, which chooses but does
+        not weigh."""
         gate = self.matrix("ffn_gate_inp.weight", config.experts, hidden)
+        added = self.vector("ffn_gate_inp.bias", config.experts) if gate_bias else None
         chooser = self.vector("exp_probs_b.bias", config.experts) if bias else None
         target = self.target("ffn_gate_inp.weight")
         if target:
-            return self.add(on_gpu.Router(config, gate, chooser, target))
-        return self.add(Router(config, gate, chooser, exact=self.options.exact_batching))
+            return self.add(on_gpu.Router(config, gate, chooser, target, gate_bias=added))
+        exact = self.options.exact_batching
+        return self.add(Router(config, gate, chooser, gate_bias=added, exact=exact))
 
     def sigmoid_gate(self, name: str, hidden: int) -> SigmoidGate:
         raw, target = self.matrix(name, 1, hidden), self.target(name)
@@ -181,14 +186,23 @@ class Builder:
         return self.add(SigmoidGate(raw, exact=self.options.exact_batching))
 
     def experts(
-        self, hidden: int, experts: int, inner: int, *, top_k: int, shared_inner: int = 0
+        self,
+        hidden: int,
+        experts: int,
+        inner: int,
+        *,
+        top_k: int,
+        shared_inner: int = 0,
+        act: Act = SILU,
+        bias: bool = False,
     ) -> Experts | SplitExperts | on_gpu.SplitExperts:
         """Routed ffn_*_exps [experts, inner, hidden]; with `shared_inner` also the shared ffn_*_shexp.
 
-        They are called where the router is, whatever computes them.
+        bias: each routed matrix has NAME.bias [experts, its rows]. They are called where the router is,
+        whatever computes them.
         """
-        routed = self.expert_matrices(hidden, experts, inner)
-        shared = self.shared_matrices(hidden, shared_inner) if shared_inner else None
+        routed = self.expert_matrices(hidden, experts, inner, act=act, bias=bias)
+        shared = self.shared_matrices(hidden, shared_inner, act=act) if shared_inner else None
         layer = int(self._prefix.split(".")[1])  # blk.N.
         target = self.target("ffn_gate_inp.weight")
         if target and self._targets:
@@ -198,19 +212,26 @@ class Builder:
             return self.add(SplitExperts(self.split, layer, top_k, routed, shared))
         return self.add(Experts(routed, shared, exact=self.options.exact_batching))
 
-    def expert_matrices(self, hidden: int, experts: int, inner: int) -> Matrices:
-        return (
-            self.matrix("ffn_gate_exps.weight", experts, inner, hidden),
-            self.matrix("ffn_up_exps.weight", experts, inner, hidden),
-            self.matrix("ffn_down_exps.weight", experts, hidden, inner),
+    def expert_matrices(
+        self, hidden: int, experts: int, inner: int, *, act: Act, bias: bool = False
+    ) -> Matrices:
+        def matrix(name: str, rows: int, columns: int) -> RawTensor:
+            raw = self.matrix(f"{name}.weight", experts, rows, columns)
+            return self._biased(raw, f"{name}.bias", experts, rows) if bias else raw
+
+        return Gated(
+            matrix("ffn_gate_exps", inner, hidden),
+            matrix("ffn_up_exps", inner, hidden),
+            matrix("ffn_down_exps", hidden, inner),
+            act,
         )
 
-    def shared_matrices(self, hidden: int, inner: int) -> Matrices:
-        return self._feed_forward("_shexp", hidden, inner)
+    def shared_matrices(self, hidden: int, inner: int, *, act: Act) -> Matrices:
+        return self._feed_forward("_shexp", hidden, inner, act)
 
     def feed_forward(self, hidden: int, inner: int) -> Experts:
         """A dense FFN is one expert that every row takes."""
-        matrices, target = self._feed_forward("", hidden, inner), self.target("ffn_down.weight")
+        matrices, target = self._feed_forward("", hidden, inner, SILU), self.target("ffn_down.weight")
         if target:
             return self.add(on_gpu.FeedForward(matrices, target))
         return self.add(Experts(matrices, None, exact=self.options.exact_batching))
@@ -237,12 +258,17 @@ class Builder:
         for module in self._modules:
             module.load(loader)
 
-    def _feed_forward(self, suffix: str, hidden: int, inner: int) -> Matrices:
-        return (
+    def _feed_forward(self, suffix: str, hidden: int, inner: int, act: Act) -> Matrices:
+        return Gated(
             self.matrix(f"ffn_gate{suffix}.weight", inner, hidden),
             self.matrix(f"ffn_up{suffix}.weight", inner, hidden),
             self.matrix(f"ffn_down{suffix}.weight", hidden, inner),
+            act,
         )
+
+    def _biased(self, raw: RawTensor, name: str, experts: int, rows: int) -> RawTensor:
+        """The bias goes with its matrix, as a scale of its own does."""
+        return replace(raw, aux={**raw.aux, "bias": self.vector(name, experts, rows)})
 
     def _take(self, name: str, shape: tuple[int, ...], also: tuple[int, ...]) -> RawTensor:
         """The tensor, in `shape`; a placeholder where there is none: `finish` will refuse the file."""

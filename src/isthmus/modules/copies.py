@@ -11,14 +11,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from isthmus.native import ops
-
 
 class Copies(Protocol):
     """`stage`: a number, of memory that is filled and computed from in turn."""
 
-    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
-        """The expert's tiles into `to`, uint8 on the device; in the order of calls."""
+    def copy(self, fill: Callable[[int], None], to: Tensor) -> None:
+        """Into `to`, uint8 on the device, what `fill` writes at an address of the host; in the order of
+        calls."""
 
     def follow(self) -> None:
         """Copies that come now wait for all computations so far: whatever these read may be written then."""
@@ -46,8 +45,8 @@ class Copies(Protocol):
 class HostCopies:
     """CPU threads in the device's place."""
 
-    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
-        ops.copy_expert(weight, expert, to.data_ptr())
+    def copy(self, fill: Callable[[int], None], to: Tensor) -> None:
+        fill(to.data_ptr())
 
     def follow(self) -> None: ...
     def before_copies(self, stage: int) -> None: ...

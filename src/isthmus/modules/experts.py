@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -9,9 +13,35 @@ from isthmus.modules.loader import Loader
 from isthmus.native import ops
 from isthmus.weights.source import RawTensor
 
-# gate [.., inner, hidden], up the same, down [.., hidden, inner]; routed ones begin with [experts, ..
-Matrices = tuple[RawTensor, RawTensor, RawTensor]
-PackedMatrices = tuple[ops.PackedWeight, ops.PackedWeight, ops.PackedWeight]
+W_co = TypeVar("W_co", covariant=True)  # frozen: a Gated[Tensor] is a Gated[Tensor | PackedMatrix]
+V = TypeVar("V")
+Act: TypeAlias = ops.Act  # for models, which know no native code
+SILU = Act()
+
+
+@dataclass(frozen=True)
+class Gated(Generic[W_co]):
+    """The matrices of an FFN, which it iterates over, and the activation between them.
+
+    gate, up: [inner, hidden]; down: [hidden, inner]; of routed experts with [experts, .. in front. Each may
+    have a factor and a bias that go wherever it goes.
+    """
+
+    gate: W_co
+    up: W_co
+    down: W_co
+    act: Act = SILU
+
+    def __iter__(self) -> Iterator[W_co]:
+        yield from (self.gate, self.up, self.down)
+
+    def map(self, make: Callable[[W_co], V]) -> Gated[V]:
+        """What is made of each matrix, under the same activation."""
+        return Gated(make(self.gate), make(self.up), make(self.down), self.act)
+
+
+Matrices: TypeAlias = Gated[RawTensor]
+PackedMatrices: TypeAlias = Gated[ops.PackedWeight]
 
 
 class Experts:
@@ -24,7 +54,7 @@ class Experts:
     def load(self, loader: Loader) -> None:
         routed, shared = self._raw
         packed = pack_matrices(loader, shared) if shared else None
-        self._native = ops.Experts(*pack_matrices(loader, routed), packed, exact=self._exact)
+        self._native = operator(pack_matrices(loader, routed), packed, exact=self._exact)
         del self._raw
 
     def __call__(
@@ -52,5 +82,10 @@ class Experts:
 
 
 def pack_matrices(loader: Loader, matrices: Matrices) -> PackedMatrices:
-    gate, up, down = matrices
-    return loader.pack(gate), loader.pack(up), loader.pack(down)
+    return matrices.map(loader.pack)
+
+
+def operator(routed: PackedMatrices, shared: PackedMatrices | None = None, *, exact: bool) -> ops.Experts:
+    """shared: has the activation of the routed ones."""
+    beside = (shared.gate, shared.up, shared.down) if shared else None
+    return ops.Experts(routed.gate, routed.up, routed.down, beside, routed.act, exact)

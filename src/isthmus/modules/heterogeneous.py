@@ -26,7 +26,7 @@ from torch import Tensor
 from isthmus.config import RunOptions
 from isthmus.formats.spec import by_name
 from isthmus.modules.builder import Builder
-from isthmus.modules.experts import pack_matrices
+from isthmus.modules.experts import Matrices, operator, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.router import RouterConfig
 from isthmus.native import ops, rows
@@ -108,11 +108,11 @@ class HeterogeneousMoELayer:
         self._norm = build.norm("ffn_norm.weight", hidden_dim, eps)
         config = RouterConfig(router, num_experts, top_k, normalise)
         self._router = build.router(config, hidden_dim, bias=build.has("exp_probs_b.bias"))
-        routed = build.expert_matrices(hidden_dim, num_experts, ffn_dim)
-        shared = build.shared_matrices(hidden_dim, shared_dim) if shared_dim else None
         act = ops.Act(activation)
-        self._experts = build.add(_Routed(routed, act))
-        self._shared = build.add(_Routed(shared, act)) if shared else None
+        routed = build.expert_matrices(hidden_dim, num_experts, ffn_dim, act=act)
+        shared = build.shared_matrices(hidden_dim, shared_dim, act=act) if shared_dim else None
+        self._experts = build.add(_Routed(routed))
+        self._shared = build.add(_Routed(shared)) if shared else None
         build.finish()
         self.hidden_dim, self.top_k, self.dtype = hidden_dim, top_k, dtype
         self._expert_bytes = sum(raw.nbytes for raw in routed) // num_experts
@@ -176,11 +176,11 @@ class HeterogeneousMoELayer:
 class _Routed:
     """Experts without routing of their own; as a shared one: every row takes expert 0."""
 
-    def __init__(self, matrices: tuple[RawTensor, RawTensor, RawTensor], act: ops.Act) -> None:
-        self._raw, self._act = matrices, act
+    def __init__(self, matrices: Matrices) -> None:
+        self._raw = matrices
 
     def load(self, loader: Loader) -> None:
-        self.native = ops.Experts(*pack_matrices(loader, self._raw), act=self._act)
+        self.native = operator(pack_matrices(loader, self._raw), exact=False)
         del self._raw
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ class ResidentExperts:
         self._split, self._layer = split, layer
         # Without any the layer still takes part in the counting, and in the way in which choices cross.
         self.slots = ExpertSlots(weights, count, exact=split.exact) if count else None
-        self.table = torch.full((weights[0].experts,), choices.NO_EXPERT, dtype=torch.int32)
-        self._uses = torch.zeros(weights[0].experts, dtype=torch.int64)
+        self.table = torch.full((weights.gate.experts,), choices.NO_EXPERT, dtype=torch.int32)
+        self._uses = torch.zeros(weights.gate.experts, dtype=torch.int64)
         for slot, expert in enumerate(resident):
             self.upload(slot, expert)
             self.enter(slot, expert)

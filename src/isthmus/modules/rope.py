@@ -34,6 +34,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     log_multiplier: float = 0.0  # 0.1 * mscale_all_dim of DeepSeek's config (yarn)
+    truncate: bool = True  # to whole pairs, where the ramp of kept frequencies begins and ends (yarn)
 
 
 def frequencies(config: RopeConfig, factors: Tensor | None = None) -> Tensor:
@@ -78,8 +79,10 @@ def _kept_share(config: RopeConfig) -> Tensor:
         turns = config.original_tokens / (rotations * 2 * math.pi)
         return config.dim * math.log(turns) / (2 * math.log(config.base))
 
-    low = max(math.floor(pair_turning(config.beta_fast)), 0)
-    high = min(math.ceil(pair_turning(config.beta_slow)), config.dim - 1)
+    low, high = pair_turning(config.beta_fast), pair_turning(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dim - 1)
     ramp = (torch.arange(config.dim // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
     return 1 - ramp.clamp(0, 1)
 

@@ -1,9 +1,11 @@
 """Which experts a token takes, and with what weight. The product is fp32; ties go to the lower id.
 
-scores = softmax(logits) or sigmoid(logits)
+logits = W x (+ gate_bias)
+scores = softmax(logits) or sigmoid(logits); the logits themselves (softmax_chosen: gpt-oss)
 chosen = the top_k of scores + bias, within the groups_used best groups where there are groups;
          a group is worth its best score (softmax: DeepSeek-V2) or the sum of its two best (sigmoid: V3)
-weight = scores[chosen] (without the bias), divided by their sum if `normalise`, times `scale`
+weight = scores[chosen] (without the bias), divided by their sum if `normalise`, or their softmax
+         (softmax_chosen), times `scale`
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from isthmus.weights.source import RawTensor
 
 @dataclass(frozen=True)
 class RouterConfig:
-    gate: Literal["softmax", "sigmoid"]
+    gate: Literal["softmax", "sigmoid", "softmax_chosen"]
     experts: int
     top_k: int
     normalise: bool
@@ -37,25 +39,35 @@ class RouterConfig:
             "scoring": self.gate,
             "groups": self.groups,
             "groups_kept": self.groups_used,
-            "group_score": "max" if self.gate == "softmax" else "top2_sum",
+            "group_score": "top2_sum" if self.gate == "sigmoid" else "max",
             "normalise": self.normalise,
             "scale": self.scale,
         }
 
 
 class Router:
-    """ffn_gate_inp [experts, hidden], and exp_probs_b [experts]."""
+    """ffn_gate_inp [experts, hidden], its bias [experts], and exp_probs_b [experts]."""
 
-    def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None, *, exact: bool) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        gate: RawTensor,
+        bias: RawTensor | None,
+        *,
+        gate_bias: RawTensor | None = None,
+        exact: bool,
+    ) -> None:
         self.config = config
         self.observe: Callable[[Tensor], None] | None = None  # called with the ids of every step, if set
         self._exact = exact
-        self._raw = (gate, bias)
+        self._raw = (gate, gate_bias, bias)
 
     def load(self, loader: Loader) -> None:
-        gate, bias = self._raw
+        gate, gate_bias, bias = self._raw
         c = self.config
-        self._gate = ops.Linear([loader.pack_f32(gate)], exact=self._exact)
+        self._gate_bias = loader.vector(gate_bias) if gate_bias else None  # kept: an address
+        added = [self._gate_bias.data_ptr()] if self._gate_bias is not None else []
+        self._gate = ops.Linear([loader.pack_f32(gate)], added, exact=self._exact)
         self._bias = loader.vector(bias) if bias else None
         self._choose = rows.Router(
             c.experts,

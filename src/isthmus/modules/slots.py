@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.modules.experts import PackedMatrices
+from isthmus.modules.experts import Gated, PackedMatrices, operator
 from isthmus.native import ops
 
 ALIGNMENT = 64  # of a matrix's tiles
@@ -35,7 +35,7 @@ class ExpertSlots:
         be shared with other layers' places; None: its own. exact: as for ops.Experts."""
         self.count = count
         self.expert_bytes = expert_bytes(weights)
-        self.hidden = weights[0].columns
+        self.hidden = weights.gate.columns
         self._weights = weights
         needed = slots_bytes(weights, count)
         self._memory = torch.empty(needed, dtype=torch.uint8) if memory is None else memory
@@ -50,19 +50,14 @@ class ExpertSlots:
                 ops.packed_over(address, nbytes, weight.format_id, count, weight.rows, weight.columns)
             )
             address += _aligned(nbytes)
-        self._places = places
-        self._factors = [[1.0] * count for _ in weights]
-        self._native = ops.Experts(places[0], places[1], places[2], exact=exact)
+        self._places = Gated(places[0], places[1], places[2], weights.act)
+        self._native = operator(self._places, exact=exact)
 
     def put(self, slot: int, expert: int) -> None:
         """Copies an expert to a place that nobody reads now."""
-        for i, weight in enumerate(self._weights):
-            one = weight.nbytes // weight.experts
-            ops.copy_expert(weight, expert, self._addresses[i] + slot * one)
-            factor = weight.factor(expert)
-            if factor != self._factors[i][slot]:  # a format whose experts have scales of their own
-                self._factors[i][slot] = factor
-                self._places[i].set_factors(self._factors[i])
+        for weight, place, address in zip(self._weights, self._places, self._addresses, strict=True):
+            ops.copy_expert(weight, expert, address + slot * (weight.nbytes // weight.experts))
+            place.take_terms(slot, weight, expert)
 
     def __call__(self, x: Tensor, slots: Tensor, weights: Tensor | None, out: Tensor) -> None:
         """out[t] = sum_j weights[t, j] expert_in(slots[t, j])(x[t]); a slot of -1 adds nothing.

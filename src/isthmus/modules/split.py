@@ -20,7 +20,7 @@ from torch import Tensor
 from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.modules.copies import Copies, HostCopies
 from isthmus.modules.deferral import divided
-from isthmus.modules.experts import Matrices, PackedMatrices, pack_matrices
+from isthmus.modules.experts import Matrices, PackedMatrices, operator, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.promise import Promise
 from isthmus.modules.resident import ResidentExperts
@@ -178,8 +178,7 @@ class ExpertSplit:
         """How a layer's routed experts are computed. weights: gate, up and down on the host."""
         if self.streaming is not None and self.streaming.every_step:
             return self._streamed(layer, weights)
-        experts = ops.Experts(*weights, exact=self.exact)
-        self.add_layer(layer, experts, top_k)
+        self.add_layer(layer, operator(weights, exact=self.exact), top_k)
         if not self.shares:
             few: Way = HandedOver(self, layer)
         else:
@@ -293,7 +292,7 @@ class SplitExperts:
     def load(self, loader: Loader) -> None:
         routed, shared = self._raw
         packed = pack_matrices(loader, shared) if shared else None
-        self._shared = ops.Experts(*packed, exact=self._split.exact) if packed else None
+        self._shared = operator(packed, exact=self._split.exact) if packed else None
         self._way = self._split.way(self._layer, pack_matrices(loader, routed), self._top_k)
         del self._raw
 

@@ -82,7 +82,7 @@ class Streamer:
         `stage_bytes`."""
         assert split.ring is not None
         self._split, self._layer, self._ring = split, layer, split.ring
-        self.weights, self._experts = weights, weights[0].experts
+        self.weights, self._experts = weights, weights.gate.experts
         self._last: list[int] = list(range(self._experts))  # streamed at the step before: a guess at the next
         self._ring.add(layer, stage_bytes, places)
         split.streamed[layer] = self

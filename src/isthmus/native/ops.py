@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ __all__ = [
     "WatchedRange",
     "checksum",
     "checksum_of",
+    "copy_bias",
     "copy_expert",
     "copy_seconds",
     "current_isa",
@@ -74,11 +75,17 @@ Source: TypeAlias = memoryview | bytes | bytearray | npt.NDArray[np.uint8]
 class Act:
     """The activation of an FFN: act(gate) * up.
 
-    limit > 0 clamps as gate <= limit and |up| <= limit before the product. "gelu" is the tanh approximation.
+    limit > 0 clamps as gate <= limit and |up| <= limit before the product. "gelu" is the tanh approximation;
+    "swiglu_oai" gpt-oss's gate * sigmoid(1.702 gate) * (up + 1).
     """
 
-    kind: Literal["silu", "gelu"] = "silu"
+    kind: Literal["silu", "gelu", "swiglu_oai"] = "silu"
     limit: float = 0.0
+
+    @property
+    def for_kernels(self) -> dict[str, Any]:
+        """As the kernels of other devices take it."""
+        return {"activation": self.kind, "limit": self.limit}
 
 
 def pack(
@@ -109,6 +116,11 @@ def packed_over(
 def copy_expert(packed: PackedWeight, expert: int, address: int) -> None:
     """Writes an expert's tiles, packed.nbytes // packed.experts bytes, as they are. By the calling thread."""
     packed.expert_tiles(expert, address)
+
+
+def copy_bias(packed: PackedWeight, expert: int, address: int) -> None:
+    """The same of its bias, fp32 [packed.rows]. Raises ValueError for weights without one."""
+    packed.expert_bias(expert, address)
 
 
 def memory(packed: PackedWeight) -> memoryview:
@@ -199,8 +211,9 @@ class Experts:
     """y[t] = sum_j weights[t, j] * down(act(gate x) * up x) of expert ids[t, j], + shared expert, + residual.
 
     gate, up: [E][F, H], down: [E][H, F]; the three may differ in format. shared: the same three, E = 1 and
-    any F: an expert that every token visits. The sum is in fp32, in the order of ids, then shared, then
-    residual. A dense FFN is one expert. exact: as for Linear.
+    any F: an expert that every token visits. Each product is of a weight with its factor and bias, see
+    PackedWeight. The sum is in fp32, in the order of ids, then shared, then residual. A dense FFN is one
+    expert. exact: as for Linear.
     """
 
     __slots__ = ("_op", "hidden", "num_experts")
@@ -215,7 +228,7 @@ class Experts:
         exact: bool = False,
     ) -> None:
         act = act or Act()
-        kinds = {"silu": 0, "gelu": 1}
+        kinds = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
         if act.kind not in kinds:
             raise ValueError(f"act must be one of {', '.join(kinds)}, got {act.kind!r}")
         shared_gate, shared_up, shared_down = shared or (None, None, None)

@@ -15,6 +15,7 @@ from isthmus.placement.sizes import (
     attention_widths,
     gpu_bytes,
     gpu_read,
+    is_vector,
     key,
     kv_layer_bytes,
     ram_bytes,
@@ -147,7 +148,7 @@ def _add(part: Part, tensor: RawTensor, source: WeightSource, *, exact: bool) ->
     part.gpu_read += gpu_read(tensor, source)
     if part.path.endswith(f".{EXPERTS}"):
         part.count = max(part.count, tensor.shape[0] if len(tensor.shape) == 3 else 0)
-    if len(tensor.shape) == 1 or (tensor.name == "token_embd.weight" and "output.weight" in source.tensors):
+    if is_vector(tensor) or (tensor.name == "token_embd.weight" and "output.weight" in source.tensors):
         return
     part.weights += prod(tensor.shape)
     part.formats[tensor.format.name] = part.formats.get(tensor.format.name, 0) + tensor.nbytes

@@ -31,7 +31,12 @@ def weight_bytes(source: WeightSource, *, exact_batching: bool = False) -> int:
 
 def vector_bytes(source: WeightSource) -> int:
     """Of these, the norms and biases: copied into memory also where a cache holds the matrices."""
-    return sum(4 * prod(tensor.shape) for tensor in source.tensors.values() if len(tensor.shape) == 1)
+    return sum(4 * prod(tensor.shape) for tensor in source.tensors.values() if is_vector(tensor))
+
+
+def is_vector(tensor: RawTensor) -> bool:
+    """A norm, a table or a bias, experts' too: nothing is multiplied by it, and it is fp32 in memory."""
+    return len(tensor.shape) == 1 or tensor.name.endswith(".bias")
 
 
 def decode_weight_bytes(source: WeightSource) -> int:
@@ -47,7 +52,7 @@ def ram_bytes(tensor: RawTensor, source: WeightSource, exact_batching: bool) -> 
     needs only the form that decodes. A joined kv_b beside its own halves is not loaded.
     """
     layer, _, name = tensor.name.rpartition("attn_")
-    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+    if is_vector(tensor) or tensor.name.endswith(".ffn_gate_inp.weight"):
         return 4 * prod(tensor.shape)
     if name == "k_b.weight":
         return tensor.nbytes + (0 if exact_batching else _transposed(tensor))
@@ -96,7 +101,7 @@ def gpu_bytes(tensor: RawTensor, source: WeightSource) -> int:
     or none.
     """
     layer, _, name = tensor.name.rpartition("attn_")
-    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+    if is_vector(tensor) or tensor.name.endswith(".ffn_gate_inp.weight"):
         return 4 * prod(tensor.shape)
     if name == "kv_b.weight" and f"{layer}attn_k_b.weight" in source.tensors:
         return 0

@@ -32,6 +32,7 @@ class GroupedShape:
     eps: float
     rope_base: float = 1e6
     rope_dim: int = 0  # 0: the whole head
+    rope_factor: float = 1.0  # more: YaRN's, from a context that was so much shorter
     head_norms: Literal["none", "each", "joint"] = "none"
     biases: Literal["none", "qkv", "all"] = "none"
     dense_layers: int = 0
@@ -59,6 +60,10 @@ class GroupedShape:
 
     def _keys(self, d: Draft, dense_layers: int) -> None:
         d.keys(V.FLOAT32, rope__freq_base=self.rope_base)
+        if self.rope_factor > 1:
+            d.keys(V.STRING, rope__scaling__type="yarn")
+            d.keys(V.FLOAT32, rope__scaling__factor=self.rope_factor)
+            d.keys(V.UINT32, rope__scaling__original_context_length=int(self.context / self.rope_factor))
         d.keys(V.UINT32, rope__dimension_count=self.rope_dim or self.head_dim)
         d.keys(V.UINT32, attention__key_length=self.head_dim, attention__value_length=self.head_dim)
         d.keys(V.UINT32, expert_count=self.experts, expert_used_count=self.top_k)

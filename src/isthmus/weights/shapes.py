@@ -30,8 +30,8 @@ _DEEPSEEK_V3 = LatentShape(
 )  # fmt: skip
 _GPT_OSS_120B = GroupedShape(
     arch="gpt-oss", layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, experts=128, top_k=4,
-    inner=2880, dense_inner=2880, vocab=201088, context=131072, eps=1e-5, rope_base=150000.0, biases="all",
-    sinks=True, window=128, ffn_norm="post_attention_norm",
+    inner=2880, dense_inner=2880, vocab=201088, context=131072, eps=1e-5, rope_base=150000.0,
+    rope_factor=32.0, biases="all", sinks=True, window=128, ffn_norm="post_attention_norm",
 )  # fmt: skip
 
 

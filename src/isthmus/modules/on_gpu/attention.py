@@ -13,6 +13,7 @@ from isthmus.modules.attention import GroupedQueryAttention as NativeAttention
 from isthmus.modules.loader import Loader
 from isthmus.modules.on_gpu.step import DeviceStep
 from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.on_gpu.weights import upload_vector
 from isthmus.modules.rope import Rope, attention_scale
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class GroupedQueryAttention(NativeAttention):
         q_norm, k_norm = (norm.weight if norm else None for norm in self.head_norms)
         self._norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": c.eps}
         self._scale = attention_scale(c.rope, c.head_dim)
+        sinks = upload_vector(loader, self._raw_sinks, self._target) if self._raw_sinks else None
+        self._seen = {"window": c.window, "sinks": sinks}
+        del self._raw_sinks
 
     def __call__(  # type: ignore[override]  # a model on devices runs on their steps
         self, x: Tensor, residual: Tensor, step: DeviceStep, cache: KeyValueCache
@@ -56,9 +60,13 @@ class GroupedQueryAttention(NativeAttention):
             these = slice(part.begin, part.end)
             if part.chunk is None:
                 where = (part.sequences, part.positions, step.block_tables)
-                kernels.decode(q[these], cache.keys, cache.values, *where, self._scale, out[these])
+                kernels.decode(
+                    q[these], cache.keys, cache.values, *where, self._scale, out[these], **self._seen
+                )
             else:
                 rows = part.end - part.begin
                 to = (part.chunk.starts, part.positions, part.chunk.block_table, rows)
-                kernels.prefill(q[these], cache.keys, cache.values, *to, self._scale, out[these])
+                kernels.prefill(
+                    q[these], cache.keys, cache.values, *to, self._scale, out[these], **self._seen
+                )
         return self.output(out.view(-1, c.heads * c.head_dim), residual)

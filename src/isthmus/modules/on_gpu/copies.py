@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.native import ops
-
 NUM_BUFFERS = 4  # one being filled, one being fetched, and two for whoever is late
 
 
@@ -45,7 +43,7 @@ class CopyStream:
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, "isthmus-copies")
 
-    def copy(self, weight: ops.PackedWeight, expert: int, to: Tensor) -> None:
+    def copy(self, fill: Callable[[int], None], to: Tensor) -> None:
         with self._lock:
             index = self._turn % NUM_BUFFERS
             self._turn += 1
@@ -54,7 +52,7 @@ class CopyStream:
             buffer = self._buffers[index]
             if buffer is None or buffer.numel() < to.numel():
                 buffer = self._buffers[index] = self._pinned(to.numel())
-            ops.copy_expert(weight, expert, buffer.data_ptr())
+            fill(buffer.data_ptr())
             with self._cuda.stream(self._stream):
                 to.copy_(buffer[: to.numel()], non_blocking=True)
             self._fetched[index] = self._recorded(self._stream)

@@ -19,14 +19,13 @@ from isthmus.errors import UnsupportedError
 from isthmus.gpu.tiles import PackedMatrix
 from isthmus.modules.deferral import divided_on, late_choices
 from isthmus.modules.experts import Experts as NativeExperts
-from isthmus.modules.experts import Matrices, pack_matrices
+from isthmus.modules.experts import Gated, Matrices, operator, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.on_gpu.ffn import Ffn, beside
 from isthmus.modules.on_gpu.plain_experts import plain_parts
 from isthmus.modules.on_gpu.target import Target
-from isthmus.modules.on_gpu.weights import stays_packed, upload, upload_plain
+from isthmus.modules.on_gpu.weights import Biases, stays_packed, upload, upload_biases, upload_plain
 from isthmus.modules.split import Owed
-from isthmus.native import ops
 from isthmus.native.handoff import Slot
 
 
@@ -45,7 +44,7 @@ def routed_experts(
         return SharedExperts(target, layer, top_k, routed, shared)
     if slots is None or all(slot < 0 for slot in slots):
         return SplitExperts(target, layer, top_k, routed, shared)
-    if list(slots) == list(range(routed[0].shape[0])):
+    if list(slots) == list(range(routed.gate.shape[0])):
         return ResidentExperts(target, routed, shared)
     raise UnsupportedError(
         f"layer {layer} has {sum(slot >= 0 for slot in slots)} of its {len(slots)} experts on "
@@ -63,12 +62,13 @@ class ResidentSet:
     def __init__(
         self,
         target: Target,
-        matrices: tuple[PackedMatrix, PackedMatrix, PackedMatrix] | tuple[Tensor, Tensor, Tensor],
+        weights: Gated[PackedMatrix] | Gated[Tensor],
         slot_of: Tensor,
+        biases: Biases | None = None,
     ) -> None:
-        """matrices: gate, up [slots][inner, hidden], down [slots][hidden, inner], all packed or all plain."""
+        """weights: gate, up [slots][inner, hidden], down [slots][hidden, inner], all packed or all plain."""
         self._target = target
-        self._matrices = matrices
+        self._weights, self._biases = weights, biases
         self.slot_of = slot_of
 
     @classmethod
@@ -76,25 +76,31 @@ class ResidentSet:
         """All of a layer's experts, each in the slot of its number."""
         # Kernels take all three packed: one in another format makes plain ones of its neighbours.
         put: Any = upload if all(stays_packed(raw) for raw in matrices) else upload_plain
-        gate, up, down = (put(loader, raw, target) for raw in matrices)
-        slot_of = torch.arange(matrices[0].shape[0], dtype=torch.int32, device=target.device)
-        return cls(target, (gate, up, down), slot_of)
+        weights: Gated[Any] = matrices.map(lambda raw: put(loader, raw, target))
+        slot_of = torch.arange(matrices.gate.shape[0], dtype=torch.int32, device=target.device)
+        return cls(target, weights, slot_of, upload_biases(loader, matrices, target))
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, out: Tensor, residual: Tensor) -> Tensor:
         """out = residual + sum_j weights[:, j] expert(ids[:, j])(x) over those that are here, rounded once.
 
         x bf16 or fp32 [T, hidden]; ids int32, weights fp32 [T, k]; out, residual bf16 or fp32 [T, hidden].
         """
-        kernels, (gate, up, down) = self._target.kernels, self._matrices
-        if isinstance(gate, PackedMatrix):
+        kernels, matrices = self._target.kernels, self._weights
+        if isinstance(matrices.gate, PackedMatrix):
             packed: Tensor = kernels.experts(
-                x.to(torch.bfloat16), ids, weights, self.slot_of, gate, up, down, out, residual=residual
+                x.to(torch.bfloat16),
+                ids,
+                weights,
+                self.slot_of,
+                *matrices,
+                out,
+                residual=residual,
+                biases=self._biases,
+                **matrices.act.for_kernels,
             )
             return packed
-        assert isinstance(up, Tensor)
-        assert isinstance(down, Tensor)
         slots = self.slot_of[ids.long()]
-        parts = plain_parts(self._target, x, slots, gate, up, down)
+        parts = plain_parts(self._target, x, slots, matrices, self._biases)
         plain: Tensor = kernels.weighted_sum(parts, weights, slots, out, residual=residual)
         return plain
 
@@ -141,7 +147,7 @@ class SplitExperts:
 
     def load(self, loader: Loader) -> None:
         routed, shared = self._raw
-        experts = ops.Experts(*pack_matrices(loader, routed))
+        experts = operator(pack_matrices(loader, routed), exact=False)
         self._shared = Ffn.load(loader, shared, self._target) if shared else None
         self._handoff = self._split.add_layer(self._layer, experts, self._top_k)
         del self._raw

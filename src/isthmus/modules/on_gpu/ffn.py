@@ -7,37 +7,41 @@ from torch import Tensor
 
 from isthmus.gpu.tiles import PackedMatrix
 from isthmus.modules.experts import Experts as NativeExperts
-from isthmus.modules.experts import Matrices
+from isthmus.modules.experts import Gated, Matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.on_gpu.target import Target
-from isthmus.modules.on_gpu.weights import Weight, product, upload
+from isthmus.modules.on_gpu.weights import Biases, Weight, product, upload
 
 
 class Ffn:
     """down(act(gate x) * up x)."""
 
-    def __init__(self, target: Target, gate: Weight, up: Weight, down: Weight) -> None:
+    def __init__(self, target: Target, weights: Gated[Weight], biases: Biases | None = None) -> None:
+        """biases: of plain weights alone."""
         self._target = target
-        self._matrices = gate, up, down
+        self._weights = weights
+        self._biases = biases or (None, None, None)
 
     @classmethod
     def load(cls, loader: Loader, matrices: Matrices, target: Target) -> Ffn:
-        gate, up, down = (upload(loader, raw, target) for raw in matrices)
-        return cls(target, gate, up, down)
+        return cls(target, matrices.map(lambda raw: upload(loader, raw, target)))
 
     def __call__(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
         """x bf16 or fp32 [T, hidden]; out, residual [T, hidden]; summed in fp32 and rounded once."""
-        gate, up, down = self._matrices
-        kernels = self._target.kernels
-        if all(isinstance(weight, PackedMatrix) for weight in self._matrices):
-            fused: Tensor = kernels.ffn(x.to(torch.bfloat16), gate, up, down, out, residual=residual)
+        gate, up, down = self._weights
+        kernels, how = self._target.kernels, self._weights.act.for_kernels
+        if all(isinstance(weight, PackedMatrix) for weight in self._weights):
+            fused: Tensor = kernels.ffn(x.to(torch.bfloat16), gate, up, down, out, residual=residual, **how)
             return fused
         inner = gate.rows if isinstance(gate, PackedMatrix) else gate.shape[-2]
         both = torch.empty(2, len(x), inner, dtype=torch.float32, device=x.device)
+        of_gate, of_up, of_down = self._biases
         hidden = kernels.act_mul(
-            product(self._target, x, gate, both[0]), product(self._target, x, up, both[1])
+            product(self._target, x, gate, both[0], bias=of_gate),
+            product(self._target, x, up, both[1], bias=of_up),
+            **how,
         )
-        return product(self._target, hidden, down, out, residual=residual)
+        return product(self._target, hidden, down, out, bias=of_down, residual=residual)
 
 
 class FeedForward(NativeExperts):

@@ -16,43 +16,69 @@ from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.gpu.plain import batched_f32
+from isthmus.modules.experts import Gated
 from isthmus.modules.on_gpu.ffn import Ffn
 from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.on_gpu.weights import Biases
 
 
-def plain_parts(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def plain_parts(
+    target: Target, x: Tensor, slots: Tensor, weights: Gated[Tensor], biases: Biases | None = None
+) -> Tensor:
     """parts fp32 [T, k, hidden]: the output of the expert in each pair's slot; of a negative slot anything.
 
     x bf16 or fp32 [T, hidden]; slots int32 [T, k]; gate, up [slots, inner, hidden]; down [slots, hidden,
-    inner].
+    inner]; biases [slots, inner], .., [slots, hidden].
     """
-    few = slots.numel() <= len(gate)
-    way = _gathered if few else _all if len(x) <= MAX_CAPTURED_ROWS else _by_expert
-    return way(target, x, slots, gate, up, down)
+    few = slots.numel() <= len(weights.gate)
+    if not few and len(x) > MAX_CAPTURED_ROWS:
+        return _by_expert(target, x, slots, weights, biases)
+    return (_gathered if few else _all)(target, x, slots, weights, biases)
 
 
-def _gathered(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def _of(
+    weights: Gated[Tensor], biases: Biases | None, which: Tensor | int
+) -> tuple[Gated[Tensor], Biases | None]:
+    """Of one slot, or of as many as `which` has."""
+    of_which = (biases[0][which], biases[1][which], biases[2][which]) if biases else None
+    return weights.map(lambda weight: weight[which]), of_which
+
+
+def _gathered(
+    target: Target, x: Tensor, slots: Tensor, weights: Gated[Tensor], biases: Biases | None
+) -> Tensor:
     (tokens, k), hidden = slots.shape, x.shape[1]
     chosen = slots.clamp(min=0).view(-1).long()
     rows = x[:, None].expand(-1, k, -1).reshape(tokens * k, 1, hidden)
-    inner = [batched_f32(rows, weight[chosen])[:, 0] for weight in (gate, up)]
-    return batched_f32(target.kernels.act_mul(*inner)[:, None], down[chosen]).view(tokens, k, hidden)
+    return _each(target, rows, *_of(weights, biases, chosen)).view(tokens, k, hidden)
 
 
-def _all(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    rows = x.expand(len(gate), -1, -1)
-    inner = [batched_f32(rows, weight).flatten(0, 1) for weight in (gate, up)]
-    outputs = batched_f32(target.kernels.act_mul(*inner).view(len(gate), len(x), -1), down)
+def _all(target: Target, x: Tensor, slots: Tensor, weights: Gated[Tensor], biases: Biases | None) -> Tensor:
+    outputs = _each(target, x.expand(len(weights.gate), -1, -1), weights, biases)
     tokens = torch.arange(len(x), device=x.device)[:, None]
     return outputs[slots.clamp(min=0).long(), tokens]
 
 
-def _by_expert(target: Target, x: Tensor, slots: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def _each(target: Target, x: Tensor, weights: Gated[Tensor], biases: Biases | None) -> Tensor:
+    """Of each of E experts on rows of its own: x [E, T, hidden]; fp32 [E, T, hidden]."""
+
+    def times(x: Tensor, which: int, weight: Tensor) -> Tensor:
+        y = batched_f32(x, weight)
+        return y if biases is None else y.add_(biases[which][:, None])
+
+    gate, up = times(x, 0, weights.gate), times(x, 1, weights.up)
+    hidden = target.kernels.act_mul(gate.flatten(0, 1), up.flatten(0, 1), **weights.act.for_kernels)
+    return times(hidden.view(gate.shape), 2, weights.down)
+
+
+def _by_expert(
+    target: Target, x: Tensor, slots: Tensor, weights: Gated[Tensor], biases: Biases | None
+) -> Tensor:
     parts = torch.zeros(*slots.shape, x.shape[1], dtype=torch.float32, device=x.device)
     for slot in torch.unique(slots).tolist():
         if slot >= 0:
             tokens, choices = torch.where(slots == slot)
             out = torch.empty(len(tokens), x.shape[1], dtype=torch.float32, device=x.device)
-            ffn = Ffn(target, gate[slot], up[slot], down[slot])
+            ffn = Ffn(target, *_of(weights, biases, slot))
             parts[tokens, choices] = ffn(x[tokens], out)
     return parts

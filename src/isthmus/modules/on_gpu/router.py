@@ -15,21 +15,32 @@ from isthmus.weights.source import RawTensor
 
 
 class Router(NativeRouter):
-    def __init__(self, config: RouterConfig, gate: RawTensor, bias: RawTensor | None, target: Target) -> None:
-        super().__init__(config, gate, bias, exact=False)
+    def __init__(
+        self,
+        config: RouterConfig,
+        gate: RawTensor,
+        bias: RawTensor | None,
+        target: Target,
+        *,
+        gate_bias: RawTensor | None = None,
+    ) -> None:
+        super().__init__(config, gate, bias, gate_bias=gate_bias, exact=False)
         self._target = target
 
     def load(self, loader: Loader) -> None:
-        gate, bias = self._raw
+        gate, gate_bias, bias = self._raw
+        self._added = upload_vector(loader, gate_bias, self._target) if gate_bias else None
         self._weight = upload_f32(loader, gate, self._target)
         self._chooser = upload_vector(loader, bias, self._target) if bias else None
         del self._raw
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x bf16 or fp32 [T, hidden]; ids int32 [T, top_k], best first, and their weights fp32 [T, top_k]."""
-        c = self.config
+        c, logits = self.config, x.float() @ self._weight.T
+        if self._added is not None:
+            logits += self._added
         ids, weights = self._target.kernels.route(
-            x.float() @ self._weight.T,
+            logits,
             c.top_k,
             bias=self._chooser,
             **c.choosing,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.gpu.tiles import GPU_FORMATS
-from isthmus.modules.experts import PackedMatrices, pack_matrices
+from isthmus.modules.experts import PackedMatrices, operator, pack_matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.on_gpu.experts import SplitExperts
 from isthmus.modules.on_gpu.ffn import Ffn, beside
@@ -25,7 +25,6 @@ from isthmus.modules.on_gpu.slots import DeviceSlots, device_slots_bytes
 from isthmus.modules.on_gpu.target import Target
 from isthmus.modules.split import DeviceExperts, ExpertSplit, Owed
 from isthmus.modules.streamed import Streamer, compute
-from isthmus.native import ops
 from isthmus.native.choices import NO_EXPERT
 from isthmus.native.handoff import Slot
 
@@ -36,7 +35,7 @@ class HotExperts:
     def __init__(
         self, split: ExpertSplit, target: Target, weights: PackedMatrices, here: DeviceExperts
     ) -> None:
-        self._split, num_experts, device = split, weights[0].experts, target.device
+        self._split, num_experts, device = split, weights.gate.experts, target.device
         self.slots = DeviceSlots(target, weights, here.count, split.copies) if here.count else None
         # One more than there are: what an id of -1, a choice of another sum, finds there.
         self.table = torch.full((num_experts + 1,), NO_EXPERT, dtype=torch.int32, device=device)
@@ -100,7 +99,7 @@ class SharedExperts(SplitExperts):
         self._shared = Ffn.load(loader, shared, self._target) if shared else None
         self._every_step = split.streaming is not None and split.streaming.every_step
         if not self._every_step:
-            self._handoff = split.add_layer(self._layer, ops.Experts(*packed), self._top_k)
+            self._handoff = split.add_layer(self._layer, operator(packed, exact=False), self._top_k)
         here = split.on_device.get(self._layer, DeviceExperts())
         self._hot = split.resident[self._layer] = HotExperts(split, self._target, packed, here)
         readable = all(weight.format_name in GPU_FORMATS for weight in packed)

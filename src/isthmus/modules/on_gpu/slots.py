@@ -6,6 +6,7 @@ others on the CPU).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ from isthmus.gpu.tiles import PackedMatrix
 from isthmus.modules.copies import Copies
 from isthmus.modules.experts import PackedMatrices
 from isthmus.modules.on_gpu.target import Target
+from isthmus.modules.on_gpu.weights import Biases
 from isthmus.modules.slots import expert_bytes
+from isthmus.native import ops
 
 ALIGNMENT = 256  # of a matrix's tiles: kernels want 16, DMA engines like more
 
 
 def device_slots_bytes(weights: PackedMatrices, count: int) -> int:
-    return sum(_aligned(count * (weight.nbytes // weight.experts)) for weight in weights)
+    tiles = sum(_aligned(count * (weight.nbytes // weight.experts)) for weight in weights)
+    return tiles + sum(_aligned(count * weight.rows * 4) for weight in weights if weight.biased)
 
 
 class DeviceSlots:
@@ -50,11 +54,22 @@ class DeviceSlots:
             data, spec = memory[begin : begin + nbytes], FORMATS[weight.format_id]
             self._places.append(PackedMatrix(data, spec, count, weight.rows, weight.columns))
             begin += _aligned(nbytes)
+        self._biases: Biases | None = None
+        if weights.gate.biased:
+            biases = []
+            for weight in weights:
+                data = memory[begin : begin + count * weight.rows * 4]
+                biases.append(data.view(torch.float32).view(count, weight.rows))
+                begin += _aligned(data.numel())
+            self._biases = (biases[0], biases[1], biases[2])
+        self._how = {"biases": self._biases, **weights.act.for_kernels}
         self._in_order = torch.arange(count, dtype=torch.int32, device=target.device)
 
     def put(self, slot: int, expert: int) -> None:
         for place, weight in zip(self._places, self._weights, strict=True):
-            self._copies.copy(weight, expert, place.expert(slot).data)
+            self._copies.copy(partial(ops.copy_expert, weight, expert), place.expert(slot).data)
+        for bias, weight in zip(self._biases or (), self._weights, strict=False):
+            self._copies.copy(partial(ops.copy_bias, weight, expert), bias[slot].view(torch.uint8))
 
     def weighted(
         self, x: Tensor, ids: Tensor, weights: Tensor, table: Tensor, out: Tensor, residual: Tensor | None
@@ -67,7 +82,7 @@ class DeviceSlots:
         gate, up, down = self._places
         kernels: Any = self._target.kernels
         done: Tensor = kernels.experts(
-            x.to(torch.bfloat16), ids, weights, table, gate, up, down, out, residual=residual
+            x.to(torch.bfloat16), ids, weights, table, gate, up, down, out, residual=residual, **self._how
         )
         return done
 
@@ -80,7 +95,7 @@ class DeviceSlots:
         gate, up, down = self._places
         ones = torch.ones(slots.shape, dtype=torch.float32, device=x.device)
         kernels: Any = self._target.kernels
-        kernels.experts(x.to(torch.bfloat16), slots, ones, self._in_order, gate, up, down, out)
+        kernels.experts(x.to(torch.bfloat16), slots, ones, self._in_order, gate, up, down, out, **self._how)
 
 
 def _aligned(nbytes: int) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from isthmus.formats.spec import AS_Q8_0, by_name
 from isthmus.gpu.plain import product_f32
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
+from isthmus.modules.experts import Matrices
 from isthmus.modules.loader import Loader
 from isthmus.modules.on_gpu.target import Target
 from isthmus.native import ops
@@ -22,6 +23,8 @@ from isthmus.weights.source import RawTensor
 
 # A Tensor: bf16 or fp32 [rows, columns], or [experts, rows, columns].
 Weight: TypeAlias = PackedMatrix | Tensor
+# Of gate, up and down, fp32 [experts, rows], or [rows] of one of them.
+Biases: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
@@ -42,6 +45,17 @@ def upload_f32(loader: Loader, raw: RawTensor, target: Target) -> Tensor:
 
 def upload_vector(loader: Loader, raw: RawTensor, target: Target) -> Tensor:
     return loader.vector(raw).to(target.device)
+
+
+def upload_biases(loader: Loader, matrices: Matrices, target: Target) -> Biases | None:
+    """Of experts whose matrices have one."""
+    gate, up, down = (
+        upload_vector(loader, raw.aux["bias"], target).view(raw.shape[:-1]) if "bias" in raw.aux else None
+        for raw in matrices
+    )
+    if gate is None or up is None or down is None:
+        return None
+    return gate, up, down
 
 
 def stays_packed(raw: RawTensor) -> bool:
