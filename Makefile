@@ -67,7 +67,7 @@ asan: build $(ASAN)/built
 	rm -rf $(ASAN)/site && mkdir -p $(ASAN)/site && cp -r src/isthmus $(ASAN)/site/
 	cp $(ASAN)/_native*.so $(ASAN)/site/isthmus/native/
 	$(ASAN_PYTHON) -c 'from isthmus.native import _native as n; assert "$(ASAN)/site" in n.__file__, n.__file__'
-	$(ASAN_PYTHON) -m pytest tests/native tests/weights -p no:cacheprovider -k "not $(SUMS)"
+	$(ASAN_PYTHON) -m pytest tests/native -p no:cacheprovider -k "not $(SUMS)"
 
 bench: build
 	$(BIN)/python benches/run.py

@@ -8,8 +8,10 @@ launch, without a GPU and without the interpreter, for the compute capabilities 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
+from multiprocessing import get_context
 
 import aot
 import torch
@@ -165,14 +167,25 @@ VARIANTS: dict[str, Callable[[], object]] = {
 }
 
 
+# What is to be compiled: call, launch, compute capability. Launches cannot be sent to another process, so
+# workers are forked with the list.
+_WORK: list[tuple[str, aot.Launch, int]] = []
+
+
 def main(capabilities: list[int]) -> None:
-    """Prints [call, kernel, capability, shared bytes] of everything, a line each."""
+    """Prints [call, kernel, capability, shared bytes] of everything, a line each; a compiler to a CPU."""
     for calls, where in ((CALLS, capabilities), (VARIANTS, capabilities[:1])):
         for name, call in calls.items():
-            for launch in aot.launches_of(call):
-                for capability in where:
-                    compiled = aot.compile_for(launch, capability)
-                    print(json.dumps([name, compiled.name, capability, compiled.shared_bytes]), flush=True)
+            _WORK.extend((name, launch, c) for launch in aot.launches_of(call) for c in where)
+    with get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+        for line in pool.imap_unordered(_compile, range(len(_WORK))):
+            print(json.dumps(line), flush=True)
+
+
+def _compile(index: int) -> tuple[str, str, int, int]:
+    name, launch, capability = _WORK[index]
+    compiled = aot.compile_for(launch, capability)
+    return name, compiled.name, capability, compiled.shared_bytes
 
 
 if __name__ == "__main__":
