@@ -123,6 +123,7 @@ GLM |= {"num_hidden_layers": 3, "first_k_dense_replace": 1, "attention_bias": Tr
 GLM |= {"rope_parameters": HALF_TURNED, "routed_scaling_factor": 2.5}
 MINIMAX = {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 32}
 MINIMAX |= {"rope_parameters": HALF_TURNED}
+LITE = {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8}
 DOTS = {"moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2}
 DOTS |= {"num_hidden_layers": 3, "first_k_dense_replace": 1, "norm_topk_prob": True}
 DOTS |= {"routed_scaling_factor": 2.5, "sliding_window": None}
@@ -151,6 +152,7 @@ CASES: dict[str, Case] = {
     "deepseek-v3": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS),
     "deepseek-v3-joined": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "joined"),
     "deepseek-v3-both": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "both"),
+    "glm4moe-lite": Case("deepseek2", mla(hf.Glm4MoeLiteConfig, **LITE), {"expert_gating_func": SIGMOID}),
     "glm4moe": Case("glm4moe", gqa(hf.Glm4MoeConfig, use_qk_norm=True, **GLM), GATE_KEYS),
     "glm4moe-air": Case("glm4moe", gqa(hf.Glm4MoeConfig, **GLM), GATE_KEYS),  # no norms of heads
     "minimax-m2": Case("minimax-m2", gqa(hf.MiniMaxM2Config, **MINIMAX), GATE_KEYS),

@@ -58,6 +58,17 @@ def test_shards_of_a_quantisation_are_found_and_only_their_headers_are_read(reco
         _ = source.tensors["a"].data
 
 
+def test_layers_for_guesses_are_left_out(recorded: Recorded) -> None:
+    """As of a file that is here: `tests/models/test_mtp.py`."""
+    pairs = [text(ARCHITECTURE, "glm4moe"), u32("glm4moe.block_count", 2)]
+    tensors = [tensor(name, [8], F32, 32 * i) for i, name in enumerate(("blk.0.a", "blk.1.a", "b"))]
+    file = build([*pairs, u32("glm4moe.nextn_predict_layers", 1)], tensors, bytes(96))
+    recorded.repositories["owner/mtp"] = {"m-Q8_0.gguf": file}
+    hub = Hub(recorded.url)
+    source = remote_source(hub, "owner/mtp", choose_model(hub.models("owner/mtp"), RepoName("owner/mtp")))
+    assert list(source.tensors) == ["blk.0.a", "b"]
+
+
 @pytest.mark.parametrize(
     ("asked", "quant"),
     [("q4_k_m", "Q4_K_M"), ("UD-Q2_K_XL", "UD-Q2_K_XL"), ("m-UD-Q2_K_XL.gguf", "UD-Q2_K_XL")],

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V2-Lite, V3, R1 and Kimi-K2: latent attention, dense layers first, then experts.
+"""DeepSeek V2, V2-Lite, V3, R1, Kimi-K2 and GLM-4.7-Flash: latent attention, the first layers dense.
 
 GGUF files of this architecture come in two layouts. Older ones (and ik_llama.cpp's) say the heads' own
 sizes in key_length and value_length and hold attn_kv_b; newer ones hold attn_k_b and attn_v_b and give the
