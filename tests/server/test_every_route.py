@@ -25,7 +25,8 @@ POSTS = [
     "/api/generate",
     "/api/show",
 ]
-GETS = ["/health", "/ready", "/v1/models", "/metrics", "/slots", "/api/version", "/api/tags", "/api/ps"]
+GETS = ["/health", "/ready", "/v1/models", "/metrics", "/slots", "/tokenizer_info"]
+GETS += ["/api/version", "/api/tags", "/api/ps"]
 EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "3"))  # 200 for a thorough look
 JSON = {"Content-Type": "application/json"}
 

@@ -43,6 +43,18 @@ def test_detokenize_gives_the_text_back(server: Server) -> None:
     assert post(server, "/detokenize", {"tokens": ids}).json()["content"] == "Grüße </s>"
 
 
+def test_lm_eval_finds_a_tokenizer_here(server: Server) -> None:
+    """What its backend "auto" asks before anything else, and the ids of the ends that it then takes."""
+    info = httpx.get(server.url + "/tokenizer_info", headers={"Content-Type": "application/json"}).json()
+    assert (info["bos_token"], info["eos_token"], info["add_bos_token"]) == ("<s>", "</s>", True)
+    assert info["chat_template"] == server.template.source
+    assert info["model_max_length"] == server.engine.info.context_tokens
+    for text, ids in (("test", list(b"test")), ("</s>", [258]), ("<s>", [256])):
+        answer = post(server, "/tokenize", {"prompt": text, "add_special_tokens": False})
+        assert answer.json()["tokens"] == ids
+    assert post(server, "/detokenize", {"tokens": list(b"test")}).json()["prompt"] == "test"
+
+
 @pytest.mark.parametrize("tokens", [[-1], [512], [2**31], ["a"], [1.5], "ab", None, [True]])
 def test_ids_that_are_none(server: Server, tokens: Any) -> None:
     error = assert_shape(post(server, "/detokenize", {"tokens": tokens}), 400)

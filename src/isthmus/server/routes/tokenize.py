@@ -1,6 +1,7 @@
 """`POST /tokenize`, `/detokenize` and `/apply-template`: what the model reads, as token ids and as text.
 
 They need no engine. `/tokenize` takes a text (`content`) or a conversation (`messages`).
+`GET /tokenizer_info` is vLLM's: with it lm-eval tokenises here and needs no tokenizer of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from isthmus.errors import UsageError
 from isthmus.server.body import read_fields, validated
@@ -38,6 +39,10 @@ def build(service: Service) -> APIRouter:
         with_pieces = fields.get("with_pieces") is True
         return await _json(service, lambda: _tokens(service, body, with_pieces=with_pieces))
 
+    @router.get("/tokenizer_info", operation_id="tokenizer_info", summary="Special tokens and chat template")
+    async def tokenizer_info() -> Response:
+        return JSONResponse(_facts(service))
+
     @router.post(
         "/detokenize",
         operation_id="detokenize",
@@ -61,6 +66,18 @@ def build(service: Service) -> APIRouter:
         return await _json(service, lambda: {"prompt": _text(service, chat)})
 
     return router
+
+
+def _facts(service: Service) -> dict[str, Any]:
+    """Texts of the special tokens, as `/tokenize` reads them; None for one that the model has not."""
+    tokenizer, info = service.tokenizer, service.engine.info
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    texts = {name: None if token is None else tokenizer.token_text(token) for name, token in ids.items()}
+    return texts | {
+        "add_bos_token": tokenizer.add_bos,
+        "model_max_length": service.context_tokens(info) if info else None,
+        "chat_template": service.template.source,
+    }
 
 
 async def _json(service: Service, work: Callable[[], dict[str, Any]]) -> Response:
