@@ -35,10 +35,10 @@ from models.steps import prompt_of
 # Five decodes of three sequences; the second begins its second block meanwhile.
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([9, 62, 40])]
 TOKENS = 6
-EXPERT_LAYERS = {"qwen3moe": 2, "deepseek-v3": 2}
+EXPERT_LAYERS = {"qwen3moe": 2, "gpt-oss": 2, "deepseek-v3": 2}
 
 
-@pytest.fixture(scope="module", params=["qwen3moe", "deepseek-v3"])
+@pytest.fixture(scope="module", params=["qwen3moe", "gpt-oss", "deepseek-v3"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = tiny.CASES[request.param]
     model = tiny.round_to_bf16(tiny.build(case))

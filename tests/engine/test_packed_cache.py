@@ -60,12 +60,16 @@ def packed_in_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+FAMILIES = ["llama3-tied", "qwen2moe", "gpt-oss", "deepseek-v2-lite", "deepseek-v3"]
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["free", "exact"])
-@pytest.mark.parametrize("name", ["llama3-tied", "qwen2moe", "deepseek-v2-lite", "deepseek-v3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_the_same_bits_and_nothing_is_packed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, exact: bool
 ) -> None:
-    """Experts, shared experts, an fp32 router, a tied embedding, both layouts of latent attention."""
+    """Experts, their biases, shared experts, an fp32 router, a tied embedding, both layouts of latent
+    attention."""
     case = tiny.CASES[name]
     path = tiny.write_case(tmp_path / "model.gguf", case, tiny.build(case))
     options = RunOptions(exact_batching=exact)

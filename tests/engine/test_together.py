@@ -32,7 +32,7 @@ from models.steps import load, prompt_of
 from models.test_equalities import mixed
 
 CONTEXT = 256  # 4 blocks
-FAMILIES = ["qwen3moe", "deepseek-v3"]
+FAMILIES = ["qwen3moe", "gpt-oss", "deepseek-v3"]
 
 
 @dataclass(frozen=True)

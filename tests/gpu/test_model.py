@@ -41,8 +41,12 @@ QWEN = {"num_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "hea
 MINIMAX = {"num_local_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
 MINIMAX |= {"rope_parameters": tiny.HALF_TURNED}
 MINIMAX_KEYS = tiny.GATE_KEYS | {"rope.dimension_count": 8}
+GPT_OSS = {"num_local_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
+GPT_OSS |= {"sliding_window": 2, "rope_parameters": tiny.GPT_OSS_ROPE}
+GPT_OSS_KEYS = tiny.GPT_OSS_KEYS | {"attention.sliding_window": 2}
 CASES = {
     "qwen3moe": tiny.Case("qwen3moe", tiny.gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **(SMALL | QWEN))),
+    "gpt-oss": tiny.Case("gpt-oss", tiny.gqa(hf.GptOssConfig, **(SMALL | GPT_OSS)), GPT_OSS_KEYS),
     "deepseek-v3": tiny.Case(
         "deepseek2", tiny.mla(hf.DeepseekV3Config, **(SMALL | V3)), {"expert_gating_func": tiny.SIGMOID}
     ),

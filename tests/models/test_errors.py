@@ -16,6 +16,7 @@ from models.steps import load
 
 LLAMA = tiny.CASES["mixtral"]
 DEEPSEEK = tiny.CASES["deepseek-v3"]
+GPT_OSS = tiny.CASES["gpt-oss"]
 
 Change = Callable[[dict[str, Any], tiny.Tensors], None]
 
@@ -55,6 +56,8 @@ def message_of(tmp_path: Path, case: tiny.Case, change: Change, error: type[Mode
         (LLAMA, "rope.dimension_count", 31, "'llama.rope.dimension_count' must be even, got 31"),
         (LLAMA, "expert_used_count", 9, "'llama.expert_used_count' must be an integer from 1 to 8, got 9"),
         (LLAMA, "context_length", True, "'llama.context_length' must be an integer"),
+        (GPT_OSS, "attention.sliding_window", None, "'gpt-oss.attention.sliding_window' is missing"),
+        (GPT_OSS, "attention.sliding_window", 0, "sliding_window' must be an integer from 1"),
         (DEEPSEEK, "attention.kv_lora_rank", None, "'deepseek2.attention.kv_lora_rank' is missing"),
         (
             DEEPSEEK,
@@ -152,6 +155,27 @@ def test_a_format_that_cannot_run_is_refused_from_the_header_with_advice(
     with pytest.raises(UnsupportedError) as caught:
         load(path)
     assert f"{name} ({says}" in str(caught.value)
+
+
+def test_experts_biases_are_needed_and_checked(tmp_path: Path) -> None:
+    def without(keys: dict[str, Any], tensors: tiny.Tensors) -> None:
+        del tensors["blk.0.attn_output.bias"], tensors["blk.1.ffn_up_exps.bias"]
+
+    said = message_of(tmp_path, GPT_OSS, without, MalformedFileError)
+    assert "missing tensors" in said
+    assert "blk.0.attn_output.bias [64]; blk.1.ffn_up_exps.bias [8, 96]" in said
+
+    def damaged(keys: dict[str, Any], tensors: tiny.Tensors) -> None:
+        tensors["blk.1.ffn_gate_exps.bias"][3, 5] = np.inf
+
+    said = message_of(tmp_path, GPT_OSS, damaged, MalformedFileError)
+    assert "blk.1.ffn_gate_exps.bias: the bias of expert 3, row 5 is Inf or NaN" in said
+
+    def cut(keys: dict[str, Any], tensors: tiny.Tensors) -> None:
+        tensors["blk.0.ffn_down_exps.bias"] = tensors["blk.0.ffn_down_exps.bias"][:7]
+
+    said = message_of(tmp_path, GPT_OSS, cut, MalformedFileError)
+    assert "blk.0.ffn_down_exps.bias is [7, 64], needed [8, 64]" in said
 
 
 def test_unsupported_architecture_lists_the_supported(tmp_path: Path) -> None:

@@ -23,12 +23,14 @@ from models.test_quantised import two_files
 
 @pytest.mark.parametrize("exact", [False, True], ids=["free", "exact"])
 @pytest.mark.parametrize(
-    "name", ["llama3-tied", "mixtral", "qwen2moe", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-both"]
+    "name",
+    ["llama3-tied", "mixtral", "qwen2moe", "gpt-oss", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-both"],
 )
 def test_the_plan_counts_what_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, exact: bool
 ) -> None:
-    """Split and joined keys of latent attention, shared experts, a tied embedding, a tensor left out."""
+    """Split and joined keys of latent attention, shared experts, biases, a tied embedding, a tensor left
+    out."""
     case = tiny.CASES[name]
     source = open_weights(tiny.write_case(tmp_path / "model.gguf", case, tiny.build(case)))
     packed, vectors = [], []
@@ -53,6 +55,7 @@ FILES = [
     ("llama3-tied", "Q8_0"),
     ("qwen2moe", "F16"),
     ("qwen3moe", "BF16"),
+    ("gpt-oss", "MXFP4"),
     ("deepseek-v2-lite", "F32"),
     ("deepseek-v3", "Q8_0"),
     ("deepseek-v3-both", "Q8_0"),

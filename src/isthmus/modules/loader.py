@@ -136,7 +136,7 @@ class Loader:
 
     def _set_scale(self, weights: Iterable[ops.PackedWeight], scale: RawTensor) -> None:
         """The tensor's own scale multiplies what its tiles say: it is no part of them, nor of the store."""
-        factors = self._companion(scale).tolist()
+        factors = self._scale(scale).tolist()
         try:
             for weight in weights:
                 weight.set_factors(factors)
@@ -144,21 +144,21 @@ class Loader:
             raise MalformedFileError(f"{scale.file}: tensor {scale.name}: {error}") from error
 
     def _set_bias(self, weights: Iterable[ops.PackedWeight], bias: RawTensor) -> None:
-        values = self._companion(bias)
+        values = self.vector(bias)
         try:
             for weight in weights:
                 weight.set_biases(values.data_ptr(), len(values))
         except ValueError as error:
             raise MalformedFileError(f"{bias.file}: tensor {bias.name}: {error}") from error
 
-    def _companion(self, raw: RawTensor) -> Tensor:
-        """fp32 [n]: of a scale one value or one per expert, of a bias one per row of each."""
-        with self._reading(raw):
-            return torch.from_numpy(np.array(f32_values(raw)).reshape(-1))
+    def _scale(self, scale: RawTensor) -> Tensor:
+        """fp32: one value, or one per expert."""
+        with self._reading(scale):
+            return torch.from_numpy(np.array(f32_values(scale)).reshape(-1))
 
     def _factors(self, scale: RawTensor, rows: int) -> Tensor:
         """The same for each of `rows` rows."""
-        factors = self._companion(scale)
+        factors = self._scale(scale)
         return factors.repeat_interleave(rows // len(factors))
 
     def _keep(self, name: str, packed: ops.PackedWeight) -> ops.PackedWeight:
