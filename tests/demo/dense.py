@@ -163,13 +163,13 @@ def float_model(weights: Weights) -> hf.LlamaForCausalLM:
         model = hf.LlamaForCausalLM(config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     state = {}
-    for name in model.state_dict():
-        found = names.get_name("model.embed_tokens.weight" if "lm_head" in name else name, (".weight",))
-        values = torch.from_numpy(np.array(weights[found].values))
+    for name in model.state_dict().keys() - {"lm_head.weight"}:
+        values = torch.from_numpy(np.array(weights[names.get_name(name, (".weight",))].values))
         if "q_proj" in name or "k_proj" in name:  # llama.cpp turns neighbours, transformers halves of a head
             count = heads if "q_proj" in name else kv_heads
             values = values.view(count, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         state[name] = values
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, assign=True)
     model.tie_weights()
     # A buffer that is no weight: made again outside the meta device.
