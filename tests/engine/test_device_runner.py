@@ -181,7 +181,9 @@ def recorded_lanes(monkeypatch: pytest.MonkeyPatch) -> list[RecordedLane]:
     monkeypatch.setattr(RecordedLane, "lanes", lanes)
     monkeypatch.setattr(loading, "lane_of", lambda device, graphs: RecordedLane(device))
     monkeypatch.setitem(split.HANDOFFS, "threaded", RecordedThreaded)
-    monkeypatch.setattr(target, "kernels_of", lambda name: kernels_as_operations(kernels_of(name)))
+    monkeypatch.setattr(
+        target, "kernels_of", lambda name, **how: kernels_as_operations(kernels_of(name, **how))
+    )
     return lanes
 
 

@@ -119,7 +119,11 @@ def test_a_strategy_that_hands_nothing_over_needs_no_hand_off(
     [
         ({"device": "cuda:1"}, r"there is no device cuda:1; there are cuda:0 \(RTX 4090\)"),
         ({"kv_dtype": "f32"}, "whose cache is bf16; leave --kv-dtype f32 out"),
-        ({"exact_batching": True}, "--exact-batching is for --strategy cpu"),
+        (
+            {"exact_batching": True, "expert_cache": GIB},
+            "with --expert-cache other requests would decide .* do not go together",
+        ),
+        ({"exact_batching": True, "stream_rows": 40}, "with --stream-rows other requests would decide"),
     ],
 )
 def test_what_a_gpu_has_not_is_refused(source: DummySource, options: dict[str, Any], said: str) -> None:
@@ -129,7 +133,7 @@ def test_what_a_gpu_has_not_is_refused(source: DummySource, options: dict[str, A
 
 @pytest.mark.usefixtures("working_cuda")
 def test_memory_that_is_too_small_is_refused_with_the_numbers(source: DummySource) -> None:
-    with pytest.raises(NotEnoughMemoryError, match=r"12\.0 GiB are needed .* 0\.5 GiB may be used on cuda:0"):
+    with pytest.raises(NotEnoughMemoryError, match=r"12\.1 GiB are needed .* 0\.5 GiB may be used on cuda:0"):
         executable_plan(WITH_GPU, source, RunOptions(strategy="gpu", gpu_memory=GIB // 2))
 
 

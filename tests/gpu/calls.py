@@ -23,6 +23,7 @@ from isthmus.gpu import (
     dequantise,
     embedding,
     experts,
+    fixed,
     linear,
     mla,
     prefill,
@@ -56,11 +57,11 @@ def products(name: str, num_rows: int) -> Callable[[], object]:
     )
 
 
-def routed(tokens: int) -> Callable[[], object]:
+def routed(tokens: int, *, fixed: bool = False) -> Callable[[], object]:
     """A layer of Qwen3-30B-A3B."""
     gate, down = packed("q8_0", 128, 768, 2048), packed("q8_0", 128, 2048, 768)
     x, ids, weights = bf16(tokens, 2048), i32(tokens, 8), f32(tokens, 8)
-    return lambda: experts.experts(x, ids, weights, i32(128), gate, gate, down, residual=x)
+    return lambda: experts.experts(x, ids, weights, i32(128), gate, gate, down, residual=x, fixed=fixed)
 
 
 def biased(tokens: int) -> Callable[[], object]:
@@ -144,6 +145,7 @@ CALLS: dict[str, Callable[[], object]] = {
         bf16(4, 128, 576), bf16(100, 64, 576), 64, i32(4), i32(4), i32(4, 512), 0.1
     ),
     "MLA prefill": expanded,
+    "fixed product": lambda: fixed.product_f32(f32(4, 7168), f32(256, 7168)),
     "rope": ropes,
     "rows": row_operators,
     "router": routers,
@@ -160,6 +162,8 @@ VARIANTS: dict[str, Callable[[], object]] = {
     "experts with biases, 1 token": biased(1),
     "experts with biases, 512 tokens": biased(512),
     "GQA with sinks and a window": sinks_and_window,
+    "fixed experts, 1 token": routed(1, fixed=True),
+    "fixed, transposed": lambda: fixed.batched_f32(bf16(128, 4, 128), bf16(128, 128, 512).transpose(1, 2)),
     "GQA decode": gqa_decode,
     "GQA prefill": gqa_prefill,
     "joint norms, partial rope": joint_norms,

@@ -75,14 +75,23 @@ def test_a_model_through_the_kernels(name: str, tmp_path: Path) -> None:
     assert devices.distance(got, wanted) <= devices.BOUND
 
 
+def test_under_exact_batching_a_row_through_the_kernels_is_its_own(tmp_path: Path) -> None:
+    """A sequence's token alone, and beside another's three: the same bits."""
+    model = devices.resident(write(tmp_path, "deepseek-v3"), kernels="triton", exact=True)
+    together = Session(model, 2).step(PIECES)[1]
+    assert torch.equal(Session(model, 2).step(PIECES[1:])[0], together)
+
+
 @pytest.mark.parametrize("rows", [2, MAX_CAPTURED_ROWS])
 @pytest.mark.parametrize("kind", [GgmlType.Q8_0, GgmlType.BF16])
-@pytest.mark.parametrize("name", CASES)
-def test_a_decode_step_reads_no_device_memory(name: str, kind: GgmlType, rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "exact"), [*((name, False) for name in CASES), ("deepseek-v3", True)])
+def test_a_decode_step_reads_no_device_memory(
+    name: str, exact: bool, kind: GgmlType, rows: int, tmp_path: Path
+) -> None:
     """On memory that does not exist: whoever looked at a value on the way, or sized anything by one, would
     fail here as it would in the capture of a CUDA graph."""
     path = write(tmp_path, name, kind)
-    target, model, state = on_meta(path)
+    target, model, state = on_meta(path, exact=exact)
     step = DeviceStep.for_decodes(rows, 2, target)
     batch = Session(devices.native(path), 2, 64).batch([(0, [1]), (1, [2])])
     launched: list[str] = []
@@ -108,8 +117,8 @@ def test_a_chunk_reads_no_device_memory(name: str, tmp_path: Path) -> None:
     assert {"_prefill", "_decode_split", "_linear", "_gate_up"} <= set(launched)
 
 
-def on_meta(path: Path) -> tuple[Target, Model, State]:
+def on_meta(path: Path, *, exact: bool = False) -> tuple[Target, Model, State]:
     """The model with its weights and caches in memory that does not exist."""
-    target = Target.of("meta", kernels="triton")
-    model = devices.on_targets(path, Targets.one(target, devices.all_resident(path)))
+    target = Target.of("meta", kernels="triton", exact=exact)
+    model = devices.on_targets(path, Targets.one(target, devices.all_resident(path)), exact=exact)
     return target, model, State(model.state_spec(), 4, "bf16", [target.device])

@@ -37,13 +37,14 @@ def native(path: Path) -> Model:
     return load_model(open_weights(path), RunOptions(threads=2, kv_dtype="f32"))
 
 
-def on_targets(path: Path, targets: Targets) -> Model:
-    return load_model(open_weights(path), RunOptions(threads=2), targets=targets)
+def on_targets(path: Path, targets: Targets, *, exact: bool = False) -> Model:
+    return load_model(open_weights(path), RunOptions(threads=2, exact_batching=exact), targets=targets)
 
 
-def resident(path: Path, **options: Any) -> Model:
+def resident(path: Path, *, exact: bool = False, **options: Any) -> Model:
     """Strategy `gpu`: everything on one target."""
-    return on_targets(path, Targets.one(Target.of("cpu", **options), all_resident(path)))
+    target = Target.of("cpu", exact=exact, **options)
+    return on_targets(path, Targets.one(target, all_resident(path)), exact=exact)
 
 
 def split(path: Path, residual: torch.dtype = torch.bfloat16) -> tuple[Model, ExpertSplit]:

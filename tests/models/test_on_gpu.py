@@ -165,12 +165,11 @@ def test_rows_cross_in_the_residuals_dtype_and_are_counted(tmp_path: Path) -> No
 def test_what_a_device_does_not_keep_is_refused(tmp_path: Path) -> None:
     path, _ = write(tmp_path, "qwen3moe", "Q8_0")
     target = Target.of("cpu")
-    for options, words in (
-        (RunOptions(exact_batching=True), "exact_batching holds on the CPU alone"),
-        (RunOptions(kv_dtype="f32"), "kv_dtype f32 is for the CPU"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            load_model(open_weights(path), options, targets=Targets.one(target, devices.all_resident(path)))
+    targets = Targets.one(target, devices.all_resident(path))
+    with pytest.raises(UsageError, match="kv_dtype f32 is for the CPU"):
+        load_model(open_weights(path), RunOptions(kv_dtype="f32"), targets=targets)
+    with pytest.raises(ValueError, match="exact_batching is True, and its target's exact False"):
+        load_model(open_weights(path), RunOptions(exact_batching=True), targets=targets)
     with pytest.raises(ValueError, match="its target needs a hand-off"):
         devices.on_targets(path, Targets.one(target))
     hand = ExpertSplit("inline", 512, {"dtype": "f32"})

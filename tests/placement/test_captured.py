@@ -9,7 +9,7 @@ import torch
 
 from isthmus.config import RunOptions
 from isthmus.gpu import decode, launch
-from isthmus.placement.captured import GRAPH_BYTES, captured_bytes, decode_buckets, split_bytes
+from isthmus.placement.captured import GRAPH_BYTES, captured_bytes, decode_buckets, decode_bytes, split_bytes
 from isthmus.placement.machine import Machine
 from isthmus.placement.nvidia import Gpu
 from isthmus.placement.plan import plan
@@ -76,16 +76,16 @@ def test_every_built_in_shape_has_a_bound() -> None:
 
 
 def test_the_plan_of_a_gpu_counts_them() -> None:
-    """DeepSeek-V3 for 8 requests: logits of 15 rows of 129280, and the states of 8."""
+    """DeepSeek-V3 for 8 requests: logits of 15 rows of 129280; states of 32 for any number of them."""
     card = Gpu(0, "RTX 4090", 24 * GIB, 23 * GIB, "8.9", 4, 16, driver="570.86.10")
     machine, source = Machine(32, 512 * GIB, 512 * GIB, gpus=(card,)), DummySource("dummy:deepseek-v3")
     scratch = {}
     for parallel in (1, 8):
         options = RunOptions(strategy="hybrid", parallel=parallel, context_tokens=4096)
         scratch[parallel] = plan(machine, source, options).devices[0].scratch_bytes
-    states = 128 * 32 * (512 + 2) * 4
     a_row = 4 * (129280 + 2 * 7168 + 64 + 8)
-    assert scratch[8] - scratch[1] == 3 * GRAPH_BYTES + 14 * a_row + 7 * states
+    assert scratch[8] - scratch[1] == 3 * GRAPH_BYTES + 14 * a_row
+    assert decode_bytes(source.metadata) == 32 * 128 * 32 * (512 + 2) * 4
     options = RunOptions(strategy="stream", parallel=8, context_tokens=4096)  # which captures none
     without = plan(machine, source, options).devices[0].scratch_bytes
     streamed = captured_bytes(source.metadata, RunOptions(), 4096)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isthmus.config import STRATEGIES, RunOptions
 from isthmus.errors import DeviceError, NotEnoughMemoryError
 from isthmus.placement import strategies
-from isthmus.placement.captured import captured_bytes
+from isthmus.placement.captured import captured_bytes, decode_bytes
 from isthmus.placement.plan import Plan, plan
 from isthmus.placement.profile import Profile
 from isthmus.weights.dummy import DummySource
@@ -118,7 +118,7 @@ def test_cpu_threads_may_stand_in_for_the_gpu(qwen: DummySource) -> None:
     in_ram = plan(machine(64), qwen, RunOptions(device="cpu", strategy="gpu"))
     context_and_workspace = on_card.devices[0].scratch_bytes - in_ram.devices[0].scratch_bytes
     graphs = captured_bytes(qwen.metadata, RunOptions(), on_card.context_tokens)
-    assert context_and_workspace == GIB + graphs
+    assert context_and_workspace == GIB + graphs + decode_bytes(qwen.metadata)
     two = plan(machine(64), qwen, RunOptions(device="cpu:0,1", strategy="hybrid"))
     assert [d.name for d in two.devices] == ["cpu:0", "cpu:1", "host"]
     assert two.need_bytes <= 64 * GIB

@@ -78,10 +78,12 @@ def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
     names = ", ".join(gpus)
     if options.kv_dtype != "bf16":
         return f"{names} is to be used, whose cache is bf16; leave --kv-dtype {options.kv_dtype} out"
-    if options.exact_batching:
+    moving = [name for name in ("expert_cache", "stream_rows") if getattr(options, name) is not None]
+    if options.exact_batching and moving:
         return (
-            f"{names} is to be used, whose products have one form for few rows and one for many; "
-            "--exact-batching is for --strategy cpu"
+            f"{names} is to be used, which rounds otherwise than the CPU, and with "
+            f"--{moving[0].replace('_', '-')} other requests would decide which of them computes an expert: "
+            "that and --exact-batching do not go together; leave one of them out"
         )
     real = [name for name in gpus if name not in stand_ins]
     if not real:

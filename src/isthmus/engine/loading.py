@@ -161,9 +161,14 @@ def experts_on(plan: Plan, device: str = "") -> dict[int, DeviceExperts]:
 
 
 def streaming_of(plan: Plan, options: RunOptions, device: torch.device) -> Streaming | None:
-    """When experts cross the bus: all at every step, those of many rows in a long prompt's, or never."""
+    """When experts cross the bus: all at every step, those of many rows in a long prompt's, or never.
+
+    Under exact_batching none by default, since how many rows a step has would choose who computes them.
+    """
     if plan.strategy == "stream":
         return Streaming(min_rows=1, every_step=True)
+    if options.exact_batching and options.stream_rows is None:
+        return None
     if not plan.ring or (options.stream_rows is None and device.type == "cpu"):
         return None
     return Streaming(options.stream_rows or NEVER)  # until it has been measured
@@ -244,6 +249,8 @@ def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str
                 "stream" if device.type == "cuda" else "threaded",
                 options.chunk_tokens,
                 settings,
+                exact=options.exact_batching,
+                alike=False,
                 on_device=experts_on(plan, name),
                 streaming=streaming_of(plan, options, device),
                 ring=ring_of(plan, device, copies),
@@ -251,7 +258,7 @@ def targets_of(plan: Plan, options: RunOptions, stand_ins: StandIns) -> dict[str
                 defer=options.defer_experts,
             )
         dtype = torch.bfloat16 if residual == "bf16" else torch.float32
-        targets[name] = Target.of(device, residual=dtype, split=split)
+        targets[name] = Target.of(device, residual=dtype, split=split, exact=options.exact_batching)
     return targets
 
 

@@ -25,7 +25,7 @@ from isthmus.gpu.activation import act_mul, activation_constants, gated
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.grouping import group_rows
 from isthmus.gpu.launch import blocks, check, check_contiguous, launch
-from isthmus.gpu.linear import DEQUANTISE_ROWS, FEW_ROWS, check_x, linear, tile_of
+from isthmus.gpu.linear import DEQUANTISE_ROWS, FEW_ROWS, FIXED_TILE, check_x, linear, tile_of
 from isthmus.gpu.products import few, many
 from isthmus.gpu.rows import weighted_sum
 from isthmus.gpu.tiles import PackedMatrix
@@ -57,18 +57,20 @@ def ffn(
     residual: Tensor | None = None,
     activation: str = "silu",
     limit: float = 0.0,
+    fixed: bool = False,
 ) -> Tensor:
-    """A dense or shared expert: down(act(gate x) * up x) + residual. x: bf16 [T, H]; out as `linear`'s."""
+    """A dense or shared expert: down(act(gate x) * up x) + residual. x: bf16 [T, H]; out, fixed as
+    `linear`'s."""
     _check_matrices(x, gate, up, down)
     hidden = torch.empty(x.shape[0], gate.rows, dtype=torch.bfloat16, device=x.device)
-    if len(x) >= DEQUANTISE_ROWS:
+    if len(x) >= DEQUANTISE_ROWS and not fixed:
         sums = [linear(x, weight, torch.empty_like(hidden, dtype=torch.float32)) for weight in (gate, up)]
         act_mul(sums[0], sums[1], hidden, activation=activation, limit=limit)
         return linear(hidden, down, out, residual=residual)
-    tile = tile_of(x.shape[0])
+    tile = FIXED_TILE if fixed else tile_of(x.shape[0])
     which = _Blocks(_DENSE, blocks(x.shape[0], tile["M"]), x.shape[0], 1)
     _start_gate_up(x, gate, up, hidden, which, tile, activation_constants(activation, limit))
-    return linear(hidden, down, out, residual=residual)
+    return linear(hidden, down, out, residual=residual, fixed=fixed)
 
 
 def experts(
@@ -85,12 +87,14 @@ def experts(
     biases: tuple[Tensor, Tensor, Tensor] | None = None,
     activation: str = "silu",
     limit: float = 0.0,
+    fixed: bool = False,
 ) -> Tensor:
     """out[t] = sum_j weights[t, j] expert(ids[t, j])(x[t]) over resident experts (+ residual[t]).
 
     x: bf16 [T, H]; ids: int32 [T, k] contiguous; weights: fp32 [T, k]; slot_of: int32 [experts]; gate, up:
     [slots][F, H]; down: [slots][H, F]; the three may differ in format; biases: fp32 [slots, F], [slots, F],
-    [slots, H]. out: bf16 or fp32 [T, H], None makes a bf16 one; residual likewise, may be out.
+    [slots, H]. out: bf16 or fp32 [T, H], None makes a bf16 one; residual likewise, may be out. fixed: as for
+    `linear`.
     """
     _check_matrices(x, gate, up, down)
     (tokens, hidden_size), k = x.shape, ids.shape[1]
@@ -105,11 +109,11 @@ def experts(
     pairs = tokens * k
     hidden = torch.empty(pairs, gate.rows, dtype=torch.bfloat16, device=x.device)
     parts = torch.empty(tokens, k, hidden_size, dtype=torch.float32, device=x.device)
-    if tokens <= FEW_ROWS:
+    if tokens <= FEW_ROWS and not fixed:
         tile = tile_of(1)
         which = _Blocks(_PAIRS, pairs, pairs, k, None, slots)
     else:
-        tile = tile_of(max(FEW_ROWS + 1, pairs // gate.experts))
+        tile = FIXED_TILE if fixed else tile_of(max(FEW_ROWS + 1, pairs // gate.experts))
         rows, block_slots = group_rows(slots.view(-1), gate.experts, tile["M"])
         which = _Blocks(_GROUPED, len(block_slots), pairs, k, rows, block_slots)
     _start_gate_up(x, gate, up, hidden, which, tile, activation_constants(activation, limit), biases)

@@ -1,4 +1,5 @@
-"""Every Triton kernel's wrapper under one roof; `reference_kernels` has the same names."""
+"""Every Triton kernel's wrapper under one roof; `reference_kernels` has the same names. `fixed_kernels` and
+`reference_fixed` have those of a run under `exact_batching`."""
 
 from isthmus.gpu.activation import act_mul
 from isthmus.gpu.decode import decode, mla_decode
@@ -6,6 +7,7 @@ from isthmus.gpu.embedding import embed
 from isthmus.gpu.experts import experts, ffn
 from isthmus.gpu.linear import linear
 from isthmus.gpu.mla import mla_prefill
+from isthmus.gpu.plain import batched_f32, product_f32
 from isthmus.gpu.prefill import prefill
 from isthmus.gpu.rope import latent_write, rope_write
 from isthmus.gpu.router import route
@@ -13,6 +15,7 @@ from isthmus.gpu.rows import rms_norm, weighted_sum
 
 __all__ = [
     "act_mul",
+    "batched_f32",
     "decode",
     "embed",
     "experts",
@@ -22,6 +25,7 @@ __all__ = [
     "mla_decode",
     "mla_prefill",
     "prefill",
+    "product_f32",
     "rms_norm",
     "rope_write",
     "route",

@@ -19,6 +19,10 @@ from isthmus.gpu.unpack import sizes_of
 # an estimate, not measured.
 DEQUANTISE_ROWS = 512
 
+# For every row count: a decode's rows fit, and the weights are read once for all of them. A prompt's are
+# dealt to four times as many programs as else, and each unpacks.
+FIXED_TILE = {"M": 16, "STRIPS": 4, "STEP": 2, "warps": 4}
+
 FEW_ROWS = 8  # up to here a step is bound by the weights' bytes, and fp32 fma keep up with them
 
 _OUT = (torch.bfloat16, torch.float32)
@@ -31,13 +35,15 @@ def linear(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    fixed: bool = False,
 ) -> Tensor:
     """out[t] = W x[t] + bias + residual[t], summed in fp32 and rounded once.
 
     x: bf16 [T, K], rows may be strided by multiples of 4; weight: one matrix [N, K]; bias: fp32 [N];
     residual: bf16 or fp32 [T, N], may be out itself; out: bf16 or fp32 [T, N], rows may be strided (a part
     of joined outputs); None makes a bf16 one. Up to FEW_ROWS rows x is multiplied exactly; above, W is
-    rounded to bf16, and from DEQUANTISE_ROWS on it is so in memory first.
+    rounded to bf16, and from DEQUANTISE_ROWS on it is so in memory first. fixed: one kernel for every row
+    count, so that a row's bits are its own.
     """
     rows, n = x.shape[0], weight.rows
     check_x(x, weight)
@@ -49,14 +55,14 @@ def linear(
         check("bias", bias, torch.float32, n)
     if residual is not None:
         check("residual", residual, _OUT, rows, n)
-    if rows >= DEQUANTISE_ROWS:
+    if rows >= DEQUANTISE_ROWS and not fixed:
         return linear_dequantised(x, weight, out, bias, residual)
-    tile = tile_of(rows)
+    tile = FIXED_TILE if fixed else tile_of(rows)
     launch(
         _linear,
         (blocks(weight.strips, tile["STRIPS"]), blocks(rows, tile["M"])),
         x,
-        x.view(torch.int64) if rows <= FEW_ROWS else None,
+        x.view(torch.int64) if tile["M"] <= FEW_ROWS else None,
         *weight.views(),
         bias,
         residual,

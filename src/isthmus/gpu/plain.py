@@ -22,3 +22,17 @@ def batched_f32(x: Tensor, weights: Tensor) -> Tensor:
     if x.is_cuda and weights.dtype == torch.bfloat16:
         return torch.bmm(x, weights.transpose(1, 2), out_dtype=torch.float32)
     return torch.bmm(x.float(), weights.transpose(1, 2).float())
+
+
+def product_by_row(x: Tensor, weight: Tensor) -> Tensor:
+    """`product_f32` one row at a time: a product of many chooses by their number how it sums."""
+    return batched_by_row(x[None], weight[None])[0]
+
+
+def batched_by_row(x: Tensor, weights: Tensor) -> Tensor:
+    """`batched_f32` likewise."""
+    x, wide = x.to(weights.dtype).float(), weights.float()
+    out = torch.empty(x.shape[0], x.shape[1], wide.shape[1], dtype=torch.float32, device=x.device)
+    for row in range(x.shape[1]):
+        out[:, row] = (wide * x[:, row, None]).sum(-1)
+    return out

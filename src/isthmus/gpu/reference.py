@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isthmus.gpu.plain import product_by_row
 from isthmus.gpu.reference_rows import act_mul, weighted_sum
 from isthmus.gpu.tiles import STRIP_ROWS, PackedMatrix
 
@@ -29,9 +30,10 @@ def linear(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    fixed: bool = False,
 ) -> Tensor:
     """out = W x + bias + residual; as linear.linear."""
-    y = _product(x, weight)
+    y = _product(x, weight, fixed)
     if bias is not None:
         y = y + bias
     if residual is not None:
@@ -57,10 +59,12 @@ def ffn(
     residual: Tensor | None = None,
     activation: str = "silu",
     limit: float = 0.0,
+    fixed: bool = False,
 ) -> Tensor:
     """down(act(gate x) * up x) + residual, the hidden rounded to bf16; as experts.ffn."""
-    hidden = act_mul(_product(x, gate), _product(x, up), activation=activation, limit=limit)
-    return linear(hidden, down, out, residual=residual)
+    sums = [_product(x, weight, fixed) for weight in (gate, up)]
+    hidden = act_mul(*sums, activation=activation, limit=limit)
+    return linear(hidden, down, out, residual=residual, fixed=fixed)
 
 
 def experts(
@@ -77,6 +81,7 @@ def experts(
     biases: tuple[Tensor, Tensor, Tensor] | None = None,
     activation: str = "silu",
     limit: float = 0.0,
+    fixed: bool = False,
 ) -> Tensor:
     """The weighted sum over the resident experts of each row; as experts.experts."""
     slots = slot_of[ids.long()]
@@ -87,17 +92,18 @@ def experts(
         tokens, choices = torch.where(slots == slot)
         of_gate, of_up, of_down = (bias[slot] for bias in biases) if biases else (0.0, 0.0, 0.0)
         inner = [
-            _product(x[tokens], gate.expert(slot)) + of_gate,
-            _product(x[tokens], up.expert(slot)) + of_up,
+            _product(x[tokens], gate.expert(slot), fixed) + of_gate,
+            _product(x[tokens], up.expert(slot), fixed) + of_up,
         ]
         hidden = act_mul(*inner, activation=activation, limit=limit)
-        parts[tokens, choices] = _product(hidden, down.expert(slot)) + of_down
+        parts[tokens, choices] = _product(hidden, down.expert(slot), fixed) + of_down
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     return weighted_sum(parts, weights, slots, out, residual=residual)
 
 
-def _product(x: Tensor, weight: PackedMatrix) -> Tensor:
-    return x.float() @ dequantise(weight)[0].T
+def _product(x: Tensor, weight: PackedMatrix, fixed: bool) -> Tensor:
+    values = dequantise(weight)[0]
+    return product_by_row(x, values) if fixed else x.float() @ values.T
 
 
 def _q8_0(tile: Tensor) -> Tensor:

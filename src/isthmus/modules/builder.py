@@ -99,7 +99,12 @@ class Builder:
 
     def target(self, name: str) -> Target | None:
         """The device of the module that the tensor belongs to; None: the CPU, natively."""
-        return self._targets.by_tensor(self._prefix + name) if self._targets and self.has(name) else None
+        found = self._targets.by_tensor(self._prefix + name) if self._targets and self.has(name) else None
+        if found and found.exact != self.options.exact_batching:
+            raise ValueError(
+                f"exact_batching is {self.options.exact_batching}, and its target's exact {found.exact}"
+            )
+        return found
 
     def matrix(self, name: str, *shape: int, also: tuple[int, ...] = ()) -> RawTensor:
         """A tensor for packing, [rows, columns] or [experts, rows, columns]; `also`: the same in two dims."""
@@ -298,11 +303,6 @@ class Builder:
 
 def _check_options(options: RunOptions) -> None:
     """What a device's kernels do not keep is refused, not ignored."""
-    if options.exact_batching:
-        raise UsageError(
-            "exact_batching holds on the CPU alone: a GPU's kernels are chosen by the number of rows, and "
-            "each rounds in its own way; use --strategy cpu"
-        )
     if options.kv_dtype != "bf16":
         raise UsageError(
             f"kv_dtype {options.kv_dtype} is for the CPU: a GPU's attention reads a cache of bf16; leave it "

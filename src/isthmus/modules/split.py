@@ -82,7 +82,8 @@ class ExpertSplit:
     says how wide a row is.
 
     max_rows: of a step. settings: of the hand-off, such as dtype and device. exact: one driver for every row
-    count. on_device: by layer, none where all are the CPU's. streaming: when experts cross; through `ring`.
+    count. alike: both sides have one arithmetic, so that under `exact` two sums can have the bits of one.
+    on_device: by layer, none where all are the CPU's. streaming: when experts cross; through `ring`.
     defer: experts of a sampled token that join a layer late (`deferral`). lane: the half of a step whose
     turn it is.
     """
@@ -91,6 +92,7 @@ class ExpertSplit:
     max_rows: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
+    alike: bool = True
     on_device: Mapping[int, DeviceExperts] = field(default_factory=dict)
     streaming: Streaming | None = None
     ring: ExpertRing | None = None
@@ -112,7 +114,7 @@ class ExpertSplit:
     @property
     def apart(self) -> bool:
         """Whether every choice crosses as a row of its own, so that a row's sum is in the order of ids."""
-        return self.exact and self.shares
+        return self.exact and self.shares and self.alike
 
     @property
     def shares(self) -> bool:

@@ -25,17 +25,21 @@ def decode_buckets(options: RunOptions) -> list[int]:
 
 def captured_bytes(metadata: Metadata, options: RunOptions, context_tokens: int) -> int:
     """Of one GPU. The graphs share a pool and the largest is captured first, so what a step computes on the
-    way - softmax states of attention before all - counts once; each keeps its indices, the rows it is given,
-    and its logits."""
+    way counts once, as of any step; each keeps its indices, the rows it is given, and its logits."""
     buckets = decode_buckets(options)
     hidden = metadata.int(key(metadata, "embedding_length"), min=1)
     vocab = len(metadata.get("tokenizer.ggml.tokens", ()))
     a_row = 4 * (2 * hidden + vocab + -(-context_tokens // BLOCK_TOKENS) + 8)
-    return len(buckets) * GRAPH_BYTES + sum(buckets) * a_row + buckets[-1] * split_bytes(metadata)
+    return len(buckets) * GRAPH_BYTES + sum(buckets) * a_row
+
+
+def decode_bytes(metadata: Metadata) -> int:
+    """Softmax states of as many decodes as attention takes at a time, captured or not."""
+    return MAX_CAPTURED_ROWS * split_bytes(metadata)
 
 
 def split_bytes(metadata: Metadata) -> int:
-    """Softmax states of one row's keys in a layer: of each head and split an fp32 sum of values, and two."""
+    """Of one row's keys in a layer: of each head and split an fp32 sum of values, and two."""
     heads, kv_heads, dim, is_latent = decode_heads(metadata)
     programs = -(-heads // _LATENT_HEADS) if is_latent else kv_heads
     splits = max(1, min(_PROGRAMS // programs, _MAX_SPLITS))

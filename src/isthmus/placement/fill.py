@@ -33,7 +33,7 @@ def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     reserve = job.step_bytes + (job.ring_bytes if ring else 0) + (0 if experts else job.cache_bytes)
     if job.on_gpu:
         captured = 0 if job.strategy == "stream" else job.captured_bytes
-        reserve += CONTEXT_BYTES + WORKSPACE_BYTES + captured
+        reserve += CONTEXT_BYTES + WORKSPACE_BYTES + job.decode_bytes + captured
     left = job.ram_bytes - host_scratch - (host_experts - mapped)
     if left < 0:
         raise _host_refusal(job, host_experts, host_scratch)

@@ -29,7 +29,8 @@ class Job:
     step_bytes: int  # activations of a step and logits
     process_bytes: int
     chunk_tokens: int  # rows of a prefill step
-    captured_bytes: int = 0  # of each GPU, for captured decode steps
+    decode_bytes: int = 0  # of each GPU, for attention's states
+    captured_bytes: int = 0  # likewise, for captured decode steps
     mapped_bytes: int = 0  # of all matrices if they are pages of a packed cache, which need no memory
     profile: Profile | None = None
     cache_bytes: int = 0  # of each device, for experts that come and go

@@ -16,7 +16,7 @@ from isthmus.config import (
     RunOptions,
 )
 from isthmus.errors import NotEnoughMemoryError, UsageError
-from isthmus.placement.captured import captured_bytes
+from isthmus.placement.captured import captured_bytes, decode_bytes
 from isthmus.placement.cost import Estimate, estimate
 from isthmus.placement.devices import choose_devices, why_no_gpu
 from isthmus.placement.layout import GIB, DevicePlan, ExpertTable, Job, Placement
@@ -138,6 +138,7 @@ def plan(
         step_bytes=_step_bytes(metadata, options.chunk_tokens),
         process_bytes=PROCESS_BYTES,
         chunk_tokens=options.chunk_tokens,
+        decode_bytes=decode_bytes(metadata),
         captured_bytes=captured_bytes(metadata, options, wanted),
         profile=profile,
         cache_bytes=options.expert_cache or 0,

@@ -147,7 +147,7 @@ class SplitExperts:
 
     def load(self, loader: Loader) -> None:
         routed, shared = self._raw
-        experts = operator(pack_matrices(loader, routed), exact=False)
+        experts = operator(pack_matrices(loader, routed), exact=self._split.exact)
         self._shared = Ffn.load(loader, shared, self._target) if shared else None
         self._handoff = self._split.add_layer(self._layer, experts, self._top_k)
         del self._raw

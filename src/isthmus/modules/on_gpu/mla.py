@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from isthmus.engine.state import LatentCache
-from isthmus.gpu.plain import batched_f32
 from isthmus.modules.loader import Loader
 from isthmus.modules.mla import KeyValueUp as NativeKeyValueUp
 from isthmus.modules.mla import LatentAttention as NativeAttention
@@ -152,9 +151,11 @@ class KeyValueUp(NativeKeyValueUp):
     def carried(self, q: Tensor) -> Tensor:
         """q bf16 [T, heads, nope] in the latent space: [T, heads, kv_lora]."""
         rows = self._of_heads[:, : self._config.nope]
-        return batched_f32(q.transpose(0, 1), rows.transpose(1, 2)).transpose(0, 1)
+        found: Tensor = self._target.kernels.batched_f32(q.transpose(0, 1), rows.transpose(1, 2))
+        return found.transpose(0, 1)
 
     def values_of(self, sums: Tensor) -> Tensor:
         """Values of sums of latents, bf16 [T, heads, kv_lora]: [T, heads, value]."""
         rows = self._of_heads[:, self._config.nope :]
-        return batched_f32(sums.transpose(0, 1), rows).transpose(0, 1)
+        found: Tensor = self._target.kernels.batched_f32(sums.transpose(0, 1), rows)
+        return found.transpose(0, 1)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
-from isthmus.gpu.plain import batched_f32
 from isthmus.modules.experts import Gated
 from isthmus.modules.on_gpu.ffn import Ffn
 from isthmus.modules.on_gpu.target import Target
@@ -63,7 +62,7 @@ def _each(target: Target, x: Tensor, weights: Gated[Tensor], biases: Biases | No
     """Of each of E experts on rows of its own: x [E, T, hidden]; fp32 [E, T, hidden]."""
 
     def times(x: Tensor, which: int, weight: Tensor) -> Tensor:
-        y = batched_f32(x, weight)
+        y: Tensor = target.kernels.batched_f32(x, weight)
         return y if biases is None else y.add_(biases[which][:, None])
 
     gate, up = times(x, 0, weights.gate), times(x, 1, weights.up)

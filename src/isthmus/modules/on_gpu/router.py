@@ -36,7 +36,7 @@ class Router(NativeRouter):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x bf16 or fp32 [T, hidden]; ids int32 [T, top_k], best first, and their weights fp32 [T, top_k]."""
-        c, logits = self.config, x.float() @ self._weight.T
+        c, logits = self.config, self._target.kernels.product_f32(x, self._weight)
         if self._added is not None:
             logits += self._added
         ids, weights = self._target.kernels.route(
@@ -61,4 +61,4 @@ class SigmoidGate(NativeSigmoidGate):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x bf16 or fp32 [T, hidden]; fp32 [T]."""
-        return torch.sigmoid(x.float() @ self._weight.view(-1))
+        return torch.sigmoid(self._target.kernels.product_f32(x, self._weight.view(1, -1))).view(-1)

@@ -7,14 +7,14 @@ there. Who makes one has checked the indices (`Batch.prepare`); kernels trust th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.config import BLOCK_TOKENS
+from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch, Step
 from isthmus.modules.on_gpu.target import Target
 
@@ -76,7 +76,7 @@ class DeviceStep:
             "block_tables": batch.block_tables,
             "sampled": _sampled(batch),
         }
-        cuts = [(part.begin, part.end, part.is_chunk) for part in step.parts(CHUNK_ROWS)]
+        cuts = list(_cuts(step, target.exact))
         fields |= {f"starts{i}": torch.tensor([0, end - begin]) for i, (begin, end, _) in enumerate(cuts)}
         self._make({name: tuple(field.shape) for name, field in fields.items()}, target.device)
         self._put(fields)
@@ -188,6 +188,17 @@ class DeviceStep:
         return DevicePart(
             begin, end, sequences, positions, Chunk(getattr(self, f"starts{index}"), table, num_keys)
         )
+
+
+def _cuts(step: Step, exact: bool) -> Iterator[tuple[int, int, bool]]:
+    """(begin, end, is a chunk). Decodes by MAX_CAPTURED_ROWS rows at most, since each has softmax states of
+    its own (8 MB at 128 heads of 512); exact: all rows are decodes."""
+    whole = (0, step.batch.num_rows, False)
+    cuts = [whole] if exact else [(p.begin, p.end, p.is_chunk) for p in step.parts(CHUNK_ROWS)]
+    for begin, end, is_chunk in cuts:
+        size = end - begin if is_chunk else MAX_CAPTURED_ROWS
+        for first in range(begin, end, size):
+            yield first, min(first + size, end), is_chunk
 
 
 def _sampled(batch: Batch) -> Tensor:

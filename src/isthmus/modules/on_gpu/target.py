@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType
 from typing import Literal
 
@@ -14,15 +15,16 @@ from isthmus.modules.split import ExpertSplit
 Kernels = Literal["triton", "reference"]
 
 
-def kernels_of(name: Kernels) -> ModuleType:
-    """isthmus.gpu.kernels, or their torch references under the same names. Chosen here and nowhere else."""
-    if name == "triton":
-        from isthmus.gpu import kernels
-
-        return kernels
-    from isthmus.gpu import reference_kernels
-
-    return reference_kernels
+def kernels_of(name: Kernels, *, fixed: bool = False) -> ModuleType:
+    """isthmus.gpu.kernels, or their torch references under the same names; fixed: those of which a row's bits
+    do not depend on how many there are. Chosen here and nowhere else."""
+    chosen = {
+        ("triton", False): "kernels",
+        ("triton", True): "fixed_kernels",
+        ("reference", False): "reference_kernels",
+        ("reference", True): "reference_fixed",
+    }
+    return import_module(f"isthmus.gpu.{chosen[name, fixed]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +33,15 @@ class Target:
 
     kernels: a module with the names of gpu.kernels. residual: torch.bfloat16, or torch.float32 by option: of
     what passes from layer to layer and of the rows that cross to the CPU. split: the hand-off of this device;
-    None where all experts are resident.
+    None where all experts are resident. exact: a row's bits are its own: one kernel for every number of rows,
+    and every row a decode.
     """
 
     device: torch.device
     kernels: ModuleType
     residual: torch.dtype = torch.bfloat16
     split: ExpertSplit | None = None
+    exact: bool = False
 
     @classmethod
     def of(
@@ -47,6 +51,7 @@ class Target:
         kernels: Kernels | None = None,
         residual: torch.dtype = torch.bfloat16,
         split: ExpertSplit | None = None,
+        exact: bool = False,
     ) -> Target:
         """kernels: None for Triton's on CUDA and the references elsewhere; on a CPU "triton" needs its
         interpreter (TRITON_INTERPRET=1 before triton is imported)."""
@@ -54,7 +59,7 @@ class Target:
         if residual not in (torch.bfloat16, torch.float32):
             raise ValueError(f"the residual is torch.bfloat16 or torch.float32, not {residual}")
         chosen: Kernels = kernels or ("triton" if device.type == "cuda" else "reference")
-        return cls(device, kernels_of(chosen), residual, split)
+        return cls(device, kernels_of(chosen, fixed=exact), residual, split, exact)
 
     def stream(self) -> int:
         """The current CUstream, which a hand-off enqueues on; 0 for a device of host memory."""

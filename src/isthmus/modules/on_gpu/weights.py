@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from isthmus.formats.spec import AS_Q8_0, by_name
-from isthmus.gpu.plain import product_f32
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 from isthmus.modules.experts import Matrices
 from isthmus.modules.loader import Loader
@@ -81,7 +80,7 @@ def product(
         x = x.to(torch.bfloat16)
         packed: Tensor = target.kernels.linear(x, weight, out, bias=bias, residual=residual)
         return packed
-    y = product_f32(x, weight)
+    y: Tensor = target.kernels.product_f32(x, weight)
     if bias is not None:
         y += bias
     if residual is not None:
