@@ -61,7 +61,7 @@ struct AttentionOp {
     run_attention(a, rows.runs());
   }
 
-  // k_cache, v_cache: [blocks][kv_heads][64][dim].
+  // k_cache, v_cache: [blocks][kv_heads] planes (rows/args.h).
   void paged(Address q, int64_t q_stride, const PagedRows& rows, Address k_cache, Address v_cache,
              Address out, int64_t out_stride) const {
     AttentionArgs a = bind(q, q_stride, out, out_stride);
@@ -69,14 +69,14 @@ struct AttentionOp {
     a.kv.v = required<const void>(v_cache, "v_cache");
     a.kv.k_token_stride = a.qk_dim;
     a.kv.v_token_stride = a.v_dim;
-    a.kv.k_head_stride = int64_t{kBlockTokens} * a.qk_dim;
-    a.kv.v_head_stride = int64_t{kBlockTokens} * a.v_dim;
+    a.kv.k_head_stride = plane_size(a.kv.type, a.qk_dim);
+    a.kv.v_head_stride = plane_size(a.kv.type, a.v_dim);
     a.kv.k_block_stride = a.kv_heads * a.kv.k_head_stride;
     a.kv.v_block_stride = a.kv_heads * a.kv.v_head_stride;
     run_paged(a, rows);
   }
 
-  // cache: [blocks][64][qk_dim]; the values are the first v_dim columns of the keys.
+  // cache: [blocks] planes of qk_dim; the values are the first v_dim columns of the keys.
   void latent(Address q, int64_t q_stride, const PagedRows& rows, Address cache, Address out,
               int64_t out_stride) const {
     AttentionArgs a = bind(q, q_stride, out, out_stride);
@@ -84,7 +84,7 @@ struct AttentionOp {
     a.kv.k = a.kv.v = required<const void>(cache, "cache");
     a.kv.k_token_stride = a.kv.v_token_stride = a.qk_dim;
     a.kv.k_head_stride = a.kv.v_head_stride = 0;
-    a.kv.k_block_stride = a.kv.v_block_stride = int64_t{kBlockTokens} * a.qk_dim;
+    a.kv.k_block_stride = a.kv.v_block_stride = plane_size(a.kv.type, a.qk_dim);
     run_paged(a, rows);
   }
 
@@ -93,6 +93,7 @@ struct AttentionOp {
                int64_t first_key, int64_t num_keys, Address carried, bool carry_in, bool carry_out,
                Address out, int64_t out_stride) const {
     AttentionArgs a = bind(q, q_stride, out, out_stride);
+    need(a.kv.type != CacheType::Q8_0, "attention: a segment's keys are bf16 or f32, not in planes of q8_0");
     a.positions = required<const int32_t>(positions, "positions");
     a.kv.k = required<const void>(k, "k");
     a.kv.v = required<const void>(v, "v");

@@ -46,7 +46,7 @@ void need(bool condition, const Parts&... parts) {
 }
 
 inline CacheType cache_type(int value) {
-  need(value == 0 || value == 1, "cache type ", value, ": need 0 (bf16) or 1 (f32)");
+  need(value >= 0 && value <= 2, "cache type ", value, ": need 0 (bf16), 1 (f32) or 2 (q8_0)");
   return static_cast<CacheType>(value);
 }
 

@@ -12,7 +12,25 @@ constexpr int kBlockTokens = 64;  // tokens in a block of every paged cache; als
 constexpr int kMaxRopeDims = 512;
 constexpr int kMaxLatentWidth = 2048;  // latent + rope.dims
 
-enum class CacheType : int { Bf16 = 0, F32 = 1 };
+enum class CacheType : int { Bf16 = 0, F32 = 1, Q8_0 = 2 };
+
+constexpr int64_t padded_dim(int64_t dim) { return (dim + 15) / 16 * 16; }
+
+// A plane is the kBlockTokens rows of one block and kv head. Of Q8_0 it is, in bytes,
+//
+//   [kBlockTokens][width]   int8 codes
+//   [groups][kBlockTokens]  fp16 scales; groups of kScaleColumns columns, the last may be shorter
+//
+// value = code * scale, exact in fp32: ggml's Q8_0, with scales of their own place, so that those of 16 keys
+// are one load. Reading 63 bytes past the codes of a row stays within the plane.
+constexpr int kScaleColumns = 32;
+constexpr int64_t scale_groups(int64_t width) { return (width + kScaleColumns - 1) / kScaleColumns; }
+static_assert(2 * kBlockTokens * scale_groups(1) >= 63);
+
+// Elements of a plane: bytes of Q8_0, values of the other types.
+constexpr int64_t plane_size(CacheType type, int64_t width) {
+  return kBlockTokens * (type == CacheType::Q8_0 ? width + 2 * scale_groups(width) : width);
+}
 
 struct RmsNormArgs {
   const float* x;
@@ -46,7 +64,7 @@ struct RopeWriteArgs {
   RopeTable rope;
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T]
-  void* k_cache;             // [blocks][kv_heads][kBlockTokens][head_dim]
+  void* k_cache;             // [blocks][kv_heads] planes of head_dim
   void* v_cache;
   CacheType cache;
 };
@@ -67,11 +85,11 @@ struct LatentWriteArgs {
   RopeTable rope;
   const int32_t* positions;
   const int32_t* slots;
-  void* cache;  // [blocks][kBlockTokens][latent + rope.dims]
+  void* cache;  // [blocks] planes of latent + rope.dims
   CacheType type;
 };
 
-// Copies cached rows out as fp32: out[i][width] = cache[slots[i]][width].
+// Copies rows of a cache of one head out as fp32: out[i][width] = row slots[i].
 struct ReadRowsArgs {
   const void* cache;
   CacheType type;
@@ -81,7 +99,8 @@ struct ReadRowsArgs {
   int64_t out_stride;
 };
 
-// Keys and values in blocks of kBlockTokens tokens. v may lie inside k: the latent of MLA is both.
+// Keys and values in blocks of kBlockTokens tokens; of Q8_0 in planes, whose elements are bytes. v may lie
+// inside k: the latent of MLA is both.
 struct KeyValueView {
   const void* k;
   const void* v;
@@ -136,14 +155,12 @@ constexpr int attention_tile_rows(int qk_dim, int v_dim) { return qk_dim + v_dim
 // computes it, so that a decode of one row over a long context can use all threads.
 constexpr int kSplitTokens = 512;
 
-constexpr int64_t padded_dim(int64_t dim) { return (dim + 15) / 16 * 16; }
-
 constexpr int64_t attention_state_floats(int v_dim) {
   return padded_dim(v_dim) + 16;
 }  // O, then maximum and sum
 
 constexpr int64_t attention_scratch_floats(int qk_dim, int v_dim) {
-  return kBlockTokens * (qk_dim + padded_dim(v_dim)) +
+  return kBlockTokens * (qk_dim + padded_dim(v_dim) + scale_groups(qk_dim > v_dim ? qk_dim : v_dim)) +
          attention_tile_rows(qk_dim, v_dim) * (kBlockTokens + 2 * attention_state_floats(v_dim));
 }
 

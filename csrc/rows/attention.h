@@ -18,6 +18,7 @@ struct AttentionTask {
   const AttentionItem& item;
   float* keys;    // [qk_dim][64] of the present block
   float* values;  // [64][padded]
+  float* scales;  // of Q8_0: [groups of the wider][64], of the present block's keys, then of its values
   float* scores;  // [query rows][64]
   float* split;   // [query rows] states of the present split
   float* total;   // [query rows] states of the splits before
@@ -29,7 +30,8 @@ struct AttentionTask {
     const int rows = attention_tile_rows(a.qk_dim, a.v_dim);
     keys = a.scratch;
     values = keys + int64_t{kBlockTokens} * a.qk_dim;
-    scores = values + kBlockTokens * padded;
+    scales = values + kBlockTokens * padded;
+    scores = scales + kBlockTokens * scale_groups(a.qk_dim > a.v_dim ? a.qk_dim : a.v_dim);
     split = scores + int64_t{kBlockTokens} * rows;
     total = split + rows * state_floats;
   }
@@ -64,34 +66,38 @@ struct AttentionTask {
     return place * block_stride + item.kv_head * head_stride;
   }
 
+  ISTHMUS_INLINE BlockRows keys_of(int64_t block) const {
+    const KeyValueView& kv = a.kv;
+    return {kv.k, kv.type, place_of(block, kv.k_block_stride, kv.k_head_stride), kv.k_token_stride, nullptr};
+  }
+  ISTHMUS_INLINE BlockRows values_of(int64_t block) const {
+    const KeyValueView& kv = a.kv;
+    return {kv.v, kv.type, place_of(block, kv.v_block_stride, kv.v_head_stride), kv.v_token_stride, nullptr};
+  }
+
   // Transposes the first `count` keys of a block, asking for the next block's memory meanwhile. Their values
   // are widened too if there are enough query rows to make up for it.
-  ISTHMUS_INLINE BlockValues load_block(int64_t block, int count, int queries, bool more) const {
-    const KeyValueView& kv = a.kv;
-    const int64_t k_at = place_of(block, kv.k_block_stride, kv.k_head_stride);
-    const int64_t v_at = place_of(block, kv.v_block_stride, kv.v_head_stride);
-    const int64_t next_k = more ? place_of(block + 1, kv.k_block_stride, kv.k_head_stride) : 0;
-    const int64_t next_v = more ? place_of(block + 1, kv.v_block_stride, kv.v_head_stride) : 0;
+  ISTHMUS_INLINE BlockRows load_block(int64_t block, int count, int queries, bool more) const {
+    const BlockRows next_k = keys_of(more ? block + 1 : block), next_v = values_of(more ? block + 1 : block);
+    const BlockRows k = with_scales(keys_of(block), a.qk_dim, scales);
     for (int key = 0; key < kBlockTokens; key += 16) {
       if (key >= count && key % (16 * kWide) == 0) break;  // score_tile reads whole tiles
       if (more) {
-        prefetch_rows(kv.k, kv.type, next_k + key * kv.k_token_stride, kv.k_token_stride, a.qk_dim);
-        if (kv.v != kv.k) {
-          prefetch_rows(kv.v, kv.type, next_v + key * kv.v_token_stride, kv.v_token_stride, a.v_dim);
-        }
+        prefetch_rows(next_k, key, a.qk_dim);
+        if (a.kv.v != a.kv.k) prefetch_rows(next_v, key, a.v_dim);
       }
-      transpose_keys(kv.k, kv.type, k_at + key * kv.k_token_stride, kv.k_token_stride, count - key, a.qk_dim,
-                     keys + key);
+      transpose_keys(k, key, count - key, a.qk_dim, keys + key);
     }
-    const bool direct = kv.type == CacheType::F32 || queries <= kDirectQueries;
-    if (direct && a.v_dim % 16 == 0) return {kv.v, kv.type, v_at, kv.v_token_stride};
-    widen_values(kv.v, kv.type, v_at, kv.v_token_stride, count, a.v_dim, values);
-    return {values, CacheType::F32, 0, padded};
+    const BlockRows v = with_scales(values_of(block), a.v_dim, scales);
+    const bool direct = v.type == CacheType::F32 || queries <= kDirectQueries;
+    if (direct && a.v_dim % 16 == 0) return v;
+    widen_values(v, count, a.v_dim, values);
+    return {values, CacheType::F32, 0, padded, nullptr};
   }
 
   // Scores, softmax step and values of NR neighbouring queries from `first`, each with its own range of keys.
   template <int NR>
-  inline void attend(int first, int64_t block_begin, int count, const BlockValues& v) const {
+  inline void attend(int first, int64_t block_begin, int count, const BlockRows& v) const {
     const float* q[NR];
     float* s[NR];
     float* o[NR];
@@ -134,7 +140,7 @@ struct AttentionTask {
     if (row_begin == row_end) return;
     const int64_t left = last_key(row_end - 1) - block_begin;
     const int count = left < kBlockTokens ? static_cast<int>(left) : kBlockTokens;
-    const BlockValues v = load_block(block, count, (row_end - row_begin) * item.heads, more);
+    const BlockRows v = load_block(block, count, (row_end - row_begin) * item.heads, more);
     int i = row_begin * item.heads;
     const int end = row_end * item.heads;
     for (; i + kQueryRows <= end; i += kQueryRows) attend<kQueryRows>(i, block_begin, count, v);

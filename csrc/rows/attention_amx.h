@@ -1,7 +1,7 @@
 // Attention with bf16 products on AMX and fp32 sums: q and the weights of the softmax are rounded to bf16,
-// and keys and values where they are not bf16 already. Another driver than rows/attention.h, so within a
-// tolerance of it (docs/architecture.md 1.6); its own result for a row does not depend on other rows, items
-// or threads.
+// and keys and values where they are not bf16 already (Q8_0 is, once it is widened). Another driver than
+// rows/attention.h, so within a tolerance of it (docs/architecture.md 1.6); its own result for a row does not
+// depend on other rows, items or threads.
 //
 // Scores are computed transposed, keys x queries: 16 keys as they stand in the cache are an A tile, and the
 // softmax of 16 queries runs in the 16 lanes of a vector without reductions. A split of 512 keys is scored
@@ -9,7 +9,6 @@
 #pragma once
 
 #include <array>
-#include <type_traits>
 
 #include "drivers/tiles.h"
 #include "rows/attention.h"
@@ -43,10 +42,6 @@ ISTHMUS_INLINE __m512i interleave_bf16(__m512 a, __m512 b) {
 }
 
 // 32 dimensions of the values of two keys, in turn.
-ISTHMUS_INLINE void interleave_values(const float* a, const float* b, uint16_t* out) {
-  _mm512_store_si512(out, interleave_bf16(load(a).v, load(b).v));
-  _mm512_store_si512(out + 32, interleave_bf16(load(a + 16).v, load(b + 16).v));
-}
 ISTHMUS_INLINE void interleave_values(const uint16_t* a, const uint16_t* b, uint16_t* out) {
   alignas(64) static constexpr auto kOrder = [] {
     std::array<uint16_t, 64> order{};
@@ -66,7 +61,7 @@ struct AmxSplit {
   float* scores;      // [tiles][512 keys][16 queries]
   uint16_t* weights;  // [tiles][512 / 32] tiles: [16 queries][32 keys]
   uint16_t* values;   // [256 pairs of keys][v_dim][2]
-  uint16_t* keys;     // [32][qk_dim], of fp32 keys
+  uint16_t* keys;     // [32][qk_dim], of keys that are not bf16
 
   ISTHMUS_INLINE explicit AmxSplit(const AttentionTask& task)
       : t(task), queries(task.num_queries()), tiles((queries + 15) / 16) {
@@ -98,44 +93,33 @@ struct AmxSplit {
     }
   }
 
-  // Where a key (or its value) stands, in elements from the cache's beginning.
-  ISTHMUS_INLINE int64_t key_at(int64_t key) const {
-    const KeyValueView& kv = t.a.kv;
-    return t.place_of(key / kBlockTokens, kv.k_block_stride, kv.k_head_stride) +
-           key % kBlockTokens * kv.k_token_stride;
-  }
-  ISTHMUS_INLINE int64_t value_at(int64_t key) const {
-    const KeyValueView& kv = t.a.kv;
-    return t.place_of(key / kBlockTokens, kv.v_block_stride, kv.v_head_stride) +
-           key % kBlockTokens * kv.v_token_stride;
-  }
-
   // Asks for the rows of a unit; `last`: the item's last key, past which there may be no block.
   ISTHMUS_INLINE void prefetch_keys(int64_t key, int64_t last) const {
-    if (t.a.kv.type != CacheType::Bf16 || key >= last) return;
-    const int64_t at = key_at(key), stride = t.a.kv.k_token_stride;
-    prefetch_rows(t.a.kv.k, t.a.kv.type, at, stride, t.a.qk_dim);
-    prefetch_rows(t.a.kv.k, t.a.kv.type, at + 16 * stride, stride, t.a.qk_dim);
+    if (t.a.kv.type == CacheType::F32 || key >= last) return;
+    const BlockRows rows = t.keys_of(key / kBlockTokens);
+    prefetch_rows(rows, key % kBlockTokens, t.a.qk_dim);
+    prefetch_rows(rows, key % kBlockTokens + 16, t.a.qk_dim);
   }
   ISTHMUS_INLINE void prefetch_values(int64_t key) const {
-    if (t.a.kv.type != CacheType::Bf16 || t.a.kv.v == t.a.kv.k) return;
-    const int64_t at = value_at(key), stride = t.a.kv.v_token_stride;
-    prefetch_rows(t.a.kv.v, t.a.kv.type, at, stride, t.a.v_dim);
-    prefetch_rows(t.a.kv.v, t.a.kv.type, at + 16 * stride, stride, t.a.v_dim);
+    if (t.a.kv.type == CacheType::F32 || t.a.kv.v == t.a.kv.k) return;
+    const BlockRows rows = t.values_of(key / kBlockTokens);
+    prefetch_rows(rows, key % kBlockTokens, t.a.v_dim);
+    prefetch_rows(rows, key % kBlockTokens + 16, t.a.v_dim);
   }
 
-  // The unit's fp32 keys rounded; those past `last` zero and not read.
+  // The unit's keys as fp32, rounded; those past `last` zero and not read.
   inline void round_keys(int64_t key, int64_t last) const {
-    const auto* from = static_cast<const float*>(t.a.kv.k);
+    const BlockRows from = with_scales(t.keys_of(key / kBlockTokens), t.a.qk_dim, t.scales);
     for (int i = 0; i < kUnitKeys; i++) {
       uint16_t* to = keys + i * t.a.qk_dim;
       if (key + i >= last) {
         memset(to, 0, static_cast<size_t>(t.a.qk_dim) * sizeof(uint16_t));
         continue;
       }
-      const float* row = from + key_at(key + i);
+      const int64_t row = key % kBlockTokens + i;
       for (int64_t d = 0; d < t.a.qk_dim; d += 32) {
-        _mm512_storeu_si512(to + d, (__m512i)_mm512_cvtne2ps_pbh(load(row + d + 16).v, load(row + d).v));
+        const f32v low = load_columns(from, row, d, 16), high = load_columns(from, row, d + 16, 16);
+        _mm512_storeu_si512(to + d, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
       }
     }
   }
@@ -233,19 +217,31 @@ struct AmxSplit {
   template <CacheType kType>
   inline bool load_values(int64_t key, int64_t at, int64_t first, int64_t past, int64_t all_first,
                           int64_t all_past) const {
-    using Value = std::conditional_t<kType == CacheType::F32, float, uint16_t>;
-    const int64_t stride = t.a.kv.v_token_stride, dims = t.a.v_dim, unit = value_at(key);
-    const auto* rows = static_cast<const Value*>(t.a.kv.v);
-    alignas(64) static constexpr Value kZeros[kMaxLatentWidth] = {};
+    const int64_t dims = t.a.v_dim, row = key % kBlockTokens;
+    const BlockRows from = with_scales(t.values_of(key / kBlockTokens), dims, t.scales);
+    const auto columns = [&](int64_t i, int64_t d) ISTHMUS_INLINE_LAMBDA {
+      return key + i >= first && key + i < past ? load_columns<kType>(from, row + i, d).v
+                                                : _mm512_setzero_ps();
+    };
+    const auto halves = [&](int64_t i) ISTHMUS_INLINE_LAMBDA {
+      alignas(64) static constexpr uint16_t kZeros[kMaxLatentWidth] = {};
+      return key + i >= first && key + i < past
+                 ? static_cast<const uint16_t*>(from.data) + from.at + (row + i) * from.stride
+                 : kZeros;
+    };
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     __mmask32 bad = 0;
     for (int i = 0; i < kUnitKeys; i += 2) {
-      const int64_t even = key + i, odd = even + 1;
-      const Value* a = even >= first && even < past ? rows + unit + i * stride : kZeros;
-      const Value* b = odd >= first && odd < past ? rows + unit + (i + 1) * stride : kZeros;
       uint16_t* to = values + (at + i) * dims;
-      for (int64_t d = 0; d < dims; d += 32) interleave_values(a + d, b + d, to + 2 * d);
-      if (even >= all_first && odd < all_past) continue;
+      for (int64_t d = 0; d < dims; d += 32) {
+        if constexpr (kType == CacheType::Bf16) {
+          interleave_values(halves(i) + d, halves(i + 1) + d, to + 2 * d);
+        } else {
+          _mm512_store_si512(to + 2 * d, interleave_bf16(columns(i, d), columns(i + 1, d)));
+          _mm512_store_si512(to + 2 * d + 32, interleave_bf16(columns(i, d + 16), columns(i + 1, d + 16)));
+        }
+      }
+      if (key + i >= all_first && key + i + 1 < all_past) continue;
       for (int64_t d = 0; d < 2 * dims; d += 32) {
         const __m512i both = _mm512_load_si512(to + d);
         bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
@@ -295,14 +291,18 @@ struct AmxSplit {
     if (first >= past) return false;
     const int begin = static_cast<int>(first - base) / kUnitKeys * kUnitKeys;
     const int end = static_cast<int>(past - base + kUnitKeys - 1) / kUnitKeys * kUnitKeys;
-    const bool rounded = t.a.kv.type == CacheType::F32;
+    const CacheType type = t.a.kv.type;
+    const bool rounded = type != CacheType::Bf16;
     for (int at = begin; at < end; at += kUnitKeys) {
       // Memory is asked for through all phases: this split's values now, the next one's keys below.
       if (s == t.item.split_begin) prefetch_keys(base + at + 2 * kUnitKeys, past);
       prefetch_values(base + at);
       if (rounded) round_keys(base + at, past);
-      const uint16_t* unit = rounded ? keys : static_cast<const uint16_t*>(t.a.kv.k) + key_at(base + at);
-      const int64_t stride = rounded ? t.a.qk_dim : t.a.kv.k_token_stride;
+      const BlockRows rows = t.keys_of((base + at) / kBlockTokens);
+      const int64_t stride = rounded ? t.a.qk_dim : rows.stride;
+      const uint16_t* unit =
+          rounded ? keys
+                  : static_cast<const uint16_t*>(rows.data) + rows.at + (base + at) % kBlockTokens * stride;
       int tile = 0;
       for (; tile + 2 <= tiles; tile += 2) score<2>(unit, stride, tile, at);
       if (tile < tiles) score<1>(unit, stride, tile, at);
@@ -314,10 +314,10 @@ struct AmxSplit {
     }
     for (int at = begin; at < end; at += kUnitKeys) {
       if (at >= kSplitTokens / 2) prefetch_keys(base + kSplitTokens + at, item_last);
-      const bool good = rounded
-                            ? load_values<CacheType::F32>(base + at, at, first, past, all_first, all_past)
-                            : load_values<CacheType::Bf16>(base + at, at, first, past, all_first, all_past);
-      if (!good) return false;
+      const auto take = type == CacheType::F32    ? &AmxSplit::load_values<CacheType::F32>
+                        : type == CacheType::Bf16 ? &AmxSplit::load_values<CacheType::Bf16>
+                                                  : &AmxSplit::load_values<CacheType::Q8_0>;
+      if (!(this->*take)(base + at, at, first, past, all_first, all_past)) return false;
     }
     for (int64_t column = 0; column < t.a.v_dim; column += 32) {
       int tile = 0;

@@ -12,8 +12,8 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-// Up to so many query rows read bf16 values where they stand: widening a block first costs as much as the
-// conversions of 3 to 4 tiles of rows.
+// Up to so many query rows read bf16 or Q8_0 values where they stand: widening a block first costs as much as
+// the conversions of 3 to 4 tiles of rows.
 constexpr int kDirectQueries = 12;
 
 // Rows x vectors of the product kernels: as many sums as the registers hold beside a step's operands, and at
@@ -21,33 +21,93 @@ constexpr int kDirectQueries = 12;
 constexpr int kQueryRows = 4;
 constexpr int kWide = kF32Registers >= 32 ? 4 : 1;
 
-ISTHMUS_INLINE f32v load_part(const void* p, CacheType type, int64_t at, int n) {
-  return type == CacheType::F32 ? load_part(static_cast<const float*>(p) + at, n)
-                                : load_bf16_part(static_cast<const uint16_t*>(p) + at, n);
+// The keys or values of a block and head: where they stand, or widened to fp32.
+struct BlockRows {
+  const void* data;
+  CacheType type;
+  int64_t at, stride;   // first key; from key to key
+  const float* scales;  // of Q8_0, widened: [groups][kBlockTokens]
+};
+
+// Widens the scales of a Q8_0 plane, whose codes begin at `rows.at`, into `scales`.
+ISTHMUS_INLINE BlockRows with_scales(BlockRows rows, int64_t dims, float* scales) {
+  if (rows.type != CacheType::Q8_0) return rows;
+  const char* codes_end = static_cast<const char*>(rows.data) + rows.at + kBlockTokens * rows.stride;
+  const auto* halves = reinterpret_cast<const uint16_t*>(codes_end);
+  for (int64_t i = 0; i < scale_groups(dims) * kBlockTokens; i += 16) store(scales + i, load_f16(halves + i));
+  rows.scales = scales;
+  return rows;
+}
+
+// Columns d .. d + 15 of a key, d a multiple of 16.
+template <CacheType kType>
+ISTHMUS_INLINE f32v load_columns(const BlockRows& rows, int64_t key, int64_t d) {
+  const int64_t at = rows.at + key * rows.stride + d;
+  if constexpr (kType == CacheType::F32) return load(static_cast<const float*>(rows.data) + at);
+  if constexpr (kType == CacheType::Bf16) return load_bf16(static_cast<const uint16_t*>(rows.data) + at);
+  const f32v code = to_f32(widen_s8(static_cast<const uint8_t*>(rows.data) + at));
+  return mul(code, set1(rows.scales[d / kScaleColumns * kBlockTokens + key]));
+}
+
+// The same of any type, zero from column d + n on; their memory is not read, but that of Q8_0 is.
+ISTHMUS_INLINE f32v load_columns(const BlockRows& rows, int64_t key, int64_t d, int n) {
+  const int64_t at = rows.at + key * rows.stride + d;
+  if (rows.type == CacheType::F32) return load_part(static_cast<const float*>(rows.data) + at, n);
+  if (rows.type == CacheType::Bf16) return load_bf16_part(static_cast<const uint16_t*>(rows.data) + at, n);
+  const f32v all = load_columns<CacheType::Q8_0>(rows, key, d);
+  return n == 16 ? all : select_lt(lane_index(), set1(static_cast<float>(n)), all, zero());
 }
 
 // Asks for 16 rows of a cache ahead of their use: blocks are scattered, and the hardware sees no stream in
 // them.
-ISTHMUS_INLINE void prefetch_rows(const void* p, CacheType type, int64_t at, int64_t stride, int64_t dims) {
-  const int64_t size = type == CacheType::F32 ? 4 : 2;
+ISTHMUS_INLINE void prefetch_rows(const BlockRows& rows, int64_t key, int64_t dims) {
+  const int64_t size = rows.type == CacheType::F32 ? 4 : rows.type == CacheType::Bf16 ? 2 : 1;
+  const char* data = static_cast<const char*>(rows.data);
   for (int i = 0; i < 16; i++) {
-    const char* row = static_cast<const char*>(p) + (at + i * stride) * size;
+    const char* row = data + (rows.at + (key + i) * rows.stride) * size;
     for (int64_t byte = 0; byte < dims * size; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+  if (rows.type != CacheType::Q8_0 || key % 32 != 0) return;  // a line has the scales of 32 keys
+  const char* scales = data + rows.at + kBlockTokens * rows.stride + 2 * key;
+  for (int64_t g = 0; g < scale_groups(dims); g++) {
+    __builtin_prefetch(scales + 2 * kBlockTokens * g, 0, 2);
   }
 }
 
-// 16 keys x `dims` dimensions, transposed: out[d][kBlockTokens] at this group's 16 keys. Keys past `count`
-// are zero and their memory is not read.
-ISTHMUS_INLINE void transpose_keys(const void* k, CacheType type, int64_t at, int64_t stride, int count,
-                                   int64_t dims, float* out) {
+template <int kByte>
+ISTHMUS_INLINE f32v signed_byte(i32v word) {
+  return to_f32(shift_right_signed<24>(shift_left<24 - 8 * kByte>(word)));
+}
+
+// 16 keys from `key` x `dims` dimensions, transposed: out[d][kBlockTokens] at this group's 16 keys. Keys past
+// `count` are zero and their memory is not read.
+ISTHMUS_INLINE void transpose_keys(const BlockRows& from, int64_t key, int count, int64_t dims, float* out) {
   f32v rows[16];
   int64_t d = 0;
-  if (type == CacheType::Bf16) {  // two dimensions travel as one lane: half the shuffles
+  if (from.type == CacheType::Q8_0) {  // four dimensions travel as one lane: a quarter of the shuffles
+    for (; d < dims; d += 64) {
+      for (int i = 0; i < 16; i++) {
+        rows[i] = zero();
+        const char* row = static_cast<const char*>(from.data) + from.at + (key + i) * from.stride + d;
+        if (i < count) memcpy(&rows[i], row, sizeof rows[i]);
+      }
+      transpose16(rows);
+      for (int i = 0; i < 16 && d + 4 * i < dims; i++) {
+        const f32v scale = load(from.scales + (d + 4 * i) / kScaleColumns * kBlockTokens + key);
+        const i32v word = as_i32(rows[i]);
+        const f32v four[4] = {signed_byte<0>(word), signed_byte<1>(word), signed_byte<2>(word),
+                              signed_byte<3>(word)};
+        float* to = out + (d + 4 * i) * kBlockTokens;
+        for (int j = 0; j < 4 && d + 4 * i + j < dims; j++) store(to + j * kBlockTokens, mul(four[j], scale));
+      }
+    }
+  }
+  if (from.type == CacheType::Bf16) {  // two dimensions travel as one lane: half the shuffles
     for (; d + 32 <= dims; d += 32) {
       for (int i = 0; i < 16; i++) {
         rows[i] = zero();
-        if (i < count)
-          memcpy(&rows[i], static_cast<const uint16_t*>(k) + at + i * stride + d, sizeof rows[i]);
+        const auto* row = static_cast<const uint16_t*>(from.data) + from.at + (key + i) * from.stride + d;
+        if (i < count) memcpy(&rows[i], row, sizeof rows[i]);
       }
       transpose16(rows);
       for (int i = 0; i < 16; i++) {
@@ -59,19 +119,17 @@ ISTHMUS_INLINE void transpose_keys(const void* k, CacheType type, int64_t at, in
   }
   for (; d < dims; d += 16) {
     const int part = dims - d < 16 ? static_cast<int>(dims - d) : 16;
-    for (int i = 0; i < 16; i++) rows[i] = i < count ? load_part(k, type, at + i * stride + d, part) : zero();
+    for (int i = 0; i < 16; i++) rows[i] = i < count ? load_columns(from, key + i, d, part) : zero();
     transpose16(rows);
     for (int i = 0; i < part; i++) store(out + (d + i) * kBlockTokens, rows[i]);
   }
 }
 
 // values[key][padded_dim(dims)] of the first `count` keys, columns past dims zero.
-ISTHMUS_INLINE void widen_values(const void* v, CacheType type, int64_t at, int64_t stride, int count,
-                                 int64_t dims, float* out) {
+ISTHMUS_INLINE void widen_values(const BlockRows& from, int count, int64_t dims, float* out) {
   for (int key = 0; key < count; key++) {
     for (int64_t d = 0; d < dims; d += 16, out += 16) {
-      const int part = dims - d < 16 ? static_cast<int>(dims - d) : 16;
-      store(out, load_part(v, type, at + key * stride + d, part));
+      store(out, load_columns(from, key, d, dims - d < 16 ? static_cast<int>(dims - d) : 16));
     }
   }
 }
@@ -96,22 +154,9 @@ ISTHMUS_INLINE void score_tile(const float* const* q, const float* keys, int64_t
   }
 }
 
-// The values of a block as the products read them: widened, or where they stand.
-struct BlockValues {
-  const void* data;
-  CacheType type;
-  int64_t at, stride;  // first key; from key to key
-};
-
-template <CacheType kType>
-ISTHMUS_INLINE f32v load_value(const void* p, int64_t at) {
-  return kType == CacheType::F32 ? load(static_cast<const float*>(p) + at)
-                                 : load_bf16(static_cast<const uint16_t*>(p) + at);
-}
-
 // out[row][16 W] += sum over keys [begin, end) of weights[row][key] * values[key][16 W].
 template <int NR, int W, CacheType kType>
-ISTHMUS_INLINE void value_tile(const float* const* weights, const BlockValues& values, int begin, int end,
+ISTHMUS_INLINE void value_tile(const float* const* weights, const BlockRows& values, int begin, int end,
                                float* const* out, int64_t column) {
   f32v sums[NR][W];
   for (int r = 0; r < NR; r++) {
@@ -120,7 +165,7 @@ ISTHMUS_INLINE void value_tile(const float* const* weights, const BlockValues& v
   for (int key = begin; key < end; key++) {
     f32v v[W];
     for (int w = 0; w < W; w++) {
-      v[w] = load_value<kType>(values.data, values.at + key * values.stride + column + 16 * w);
+      v[w] = load_columns<kType>(values, key, column + 16 * w);
     }
     for (int r = 0; r < NR; r++) {
       const f32v x = set1(weights[r][key]);
@@ -133,7 +178,7 @@ ISTHMUS_INLINE void value_tile(const float* const* weights, const BlockValues& v
 }
 
 template <int NR, CacheType kType>
-inline void add_values_as(const float* const* weights, const BlockValues& values, int64_t padded, int begin,
+inline void add_values_as(const float* const* weights, const BlockRows& values, int64_t padded, int begin,
                           int end, float* const* out) {
   int64_t column = 0;
   for (; column + 16 * kWide <= padded; column += 16 * kWide) {
@@ -145,13 +190,16 @@ inline void add_values_as(const float* const* weights, const BlockValues& values
 }
 
 template <int NR>
-ISTHMUS_INLINE void add_values(const float* const* weights, const BlockValues& values, int64_t padded,
+ISTHMUS_INLINE void add_values(const float* const* weights, const BlockRows& values, int64_t padded,
                                int begin, int end, float* const* out) {
   if (begin >= end) return;
-  if (values.type == CacheType::F32) {
-    add_values_as<NR, CacheType::F32>(weights, values, padded, begin, end, out);
-  } else {
-    add_values_as<NR, CacheType::Bf16>(weights, values, padded, begin, end, out);
+  switch (values.type) {
+    case CacheType::F32:
+      return add_values_as<NR, CacheType::F32>(weights, values, padded, begin, end, out);
+    case CacheType::Bf16:
+      return add_values_as<NR, CacheType::Bf16>(weights, values, padded, begin, end, out);
+    case CacheType::Q8_0:
+      return add_values_as<NR, CacheType::Q8_0>(weights, values, padded, begin, end, out);
   }
 }
 

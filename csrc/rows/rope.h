@@ -44,9 +44,9 @@ inline void rope_write(const RopeWriteArgs& a, int64_t row_begin, int64_t row_en
       if (weight != nullptr) rms_norm_row(x, dim, weight, a.eps, x);
       rotate(x, cos, sin, a.rope.dims, a.rope.style, x);
       if (is_q) continue;
-      const int64_t at = ((block * a.kv_heads + head - a.q_heads) * kBlockTokens + offset) * dim;
-      write_cache(a.k_cache, a.cache, at, x, dim);
-      write_cache(a.v_cache, a.cache, at, x + a.kv_heads * dim, dim);
+      const int64_t plane = block * a.kv_heads + head - a.q_heads;
+      write_cache(a.k_cache, a.cache, plane, offset, x, dim);
+      write_cache(a.v_cache, a.cache, plane, offset, x + a.kv_heads * dim, dim);
     }
   }
 }
@@ -64,7 +64,8 @@ inline void latent_write(const LatentWriteArgs& a, int64_t row_begin, int64_t ro
     const float* kv = a.kv + row * a.kv_stride;
     rms_norm_row(kv, a.latent, a.kv_norm, a.eps, latent);
     rotate(kv + a.latent, cos, sin, a.rope.dims, a.rope.style, latent + a.latent);
-    write_cache(a.cache, a.type, a.slots[row] * width, latent, width);
+    const int64_t slot = a.slots[row];
+    write_cache(a.cache, a.type, slot / kBlockTokens, slot % kBlockTokens, latent, width);
   }
 }
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.errors import UsageError
+from isthmus.formats.kv_cache import KV_DTYPES, KvDtype
 
 # Tokens in a block of the paged cache. A shorter block would cost a table look-up more often, a longer one
 # waste memory at the end of each sequence; 64 is also the step of the kernels.
@@ -57,7 +58,6 @@ LONG_TEXT_CHARACTERS = 1 << 16
 LONG_TEXT_NICE = 10
 
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
-KV_DTYPES = ("bf16", "f32")
 RESIDUAL_DTYPES = ("bf16", "f32")
 SPECULATE = ("off", "ngram")
 STRATEGIES = ("auto", "cpu", "stream", "hybrid", "gpu")  # the table is placement/strategies
@@ -81,7 +81,7 @@ class RunOptions:
     fake_numa: int | None = None  # pretended NUMA nodes; None: the machine's, after a measurement
     isa: str | None = None  # None: the best the CPU has
     exact_batching: bool = False  # one driver for every row count: batched = alone, bit for bit
-    kv_dtype: Literal["bf16", "f32"] = "bf16"
+    kv_dtype: KvDtype = "bf16"  # q8_0 is approximate
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # rows of one prefill step
     parallel: int = 1  # requests computed together, for which the cache is sized as far as memory allows
     speculate: Literal["off", "ngram"] = "off"  # ngram: guesses from what stands in the prompt and answer

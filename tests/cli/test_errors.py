@@ -37,7 +37,7 @@ def error_line(done) -> str:  # type: ignore[no-untyped-def]
         (["run", "MODEL", "hi", "--threads", "100000"], "threads must be a whole number from 1 to 1024"),
         (["run", "MODEL", "hi", "--threads", "two"], "--threads"),
         (["run", "MODEL", "hi", "--isa", "neon"], "isa must be one of scalar, avx2, avx2vnni, avx512, amx"),
-        (["run", "MODEL", "hi", "--kv-dtype", "fp8"], "kv_dtype must be one of bf16, f32, got 'fp8'"),
+        (["run", "MODEL", "hi", "--kv-dtype", "fp8"], "kv_dtype must be one of bf16, f32, q8_0, got 'fp8'"),
         (["run", "MODEL", "hi", "--temperature", "warm"], "--temperature"),
         (["run", "MODEL", "hi", "--strategy", "fast"], "strategy must be one of auto, cpu, stream, hybrid"),
         (["bench", "MODEL", "--device", "gpu"], "device must be cpu, cuda, cuda:0 or cuda:0,1, got 'gpu'"),

@@ -10,6 +10,7 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Output, Request, SamplingParams
 from isthmus.errors import ContextLengthError, NotEnoughMemoryError, UsageError
+from isthmus.formats.kv_cache import KV_DTYPES, KvDtype
 from isthmus.placement.machine import Machine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -48,10 +49,10 @@ def test_torch_keeps_one_thread_after_loading(alphabet_model: Path) -> None:
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "f32"])
-def test_the_plans_cache_is_the_caches_size(alphabet_model: Path, kv_dtype: str) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_the_plans_cache_is_the_caches_size(alphabet_model: Path, kv_dtype: KvDtype) -> None:
     """The plan reads the header, the state asks the model: two ways to one number."""
-    engine = Engine(alphabet_model, RunOptions(context_tokens=100, kv_dtype=kv_dtype))  # type: ignore[arg-type]
+    engine = Engine(alphabet_model, RunOptions(context_tokens=100, kv_dtype=kv_dtype))
     layers = engine._executor.state.layers  # type: ignore[attr-defined]
     allocated = sum(cache.keys.nbytes + cache.values.nbytes for cache in layers)
     assert (

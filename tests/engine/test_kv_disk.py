@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.cache_bytes import BLOCKS, Ram, bits, filled, same
-from isthmus.config import BLOCK_TOKENS
+from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.kv_blocks import HostBlocks
-from isthmus.engine.kv_disk import KvDisk
+from isthmus.engine.kv_disk import KvDisk, made_from
 from isthmus.engine.state import State
 from isthmus.errors import UsageError
+from isthmus.formats.kv_cache import KvDtype
 
 ORIGIN, DIGEST = bytes(32), bytes(range(32))
 TOKENS = tuple(range(BLOCK_TOKENS))
@@ -47,11 +48,12 @@ def the_file(folder: Path) -> Path:
     return path
 
 
-def test_a_block_comes_back_in_another_place_of_another_process(tmp_path: Path) -> None:
-    state = filled()
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8_0"])
+def test_a_block_comes_back_in_another_place_of_another_process(tmp_path: Path, kv_dtype: KvDtype) -> None:
+    state = filled(kv_dtype=kv_dtype)
     Disk(tmp_path, state).store(DIGEST, TOKENS, 1)
     assert the_file(tmp_path).stat().st_mode & 0o077 == 0  # what users wrote is nobody else's
-    later = filled(seed=2)
+    later = filled(seed=2, kv_dtype=kv_dtype)
     untouched = bits(later, 0)
     disk = Disk(tmp_path, later)
     assert disk.holds(DIGEST)
@@ -97,6 +99,22 @@ def test_a_file_of_other_tokens_or_another_length_or_gone_is_not_used(tmp_path: 
 def test_another_model_finds_nothing(tmp_path: Path) -> None:
     Disk(tmp_path, filled()).store(DIGEST, TOKENS, 1)
     assert not Disk(tmp_path, filled(), origin=bytes([1] * 32)).holds(DIGEST)
+
+
+def test_a_block_of_another_type_is_not_found_nor_used_where_it_was_put(tmp_path: Path) -> None:
+    """What a file was made from includes the cache's type; one that was moved says so, and goes."""
+    bf16, q8_0 = (made_from([], "cpu", ["cpu"], RunOptions(kv_dtype=dtype)) for dtype in ("bf16", "q8_0"))
+    Disk(tmp_path, filled(), origin=bf16).store(DIGEST, TOKENS, 1)
+    state = filled(kv_dtype="q8_0")
+    disk, untouched = Disk(tmp_path, state, origin=q8_0), bits(state, 2)
+    assert not disk.holds(DIGEST)
+    moved = tmp_path / q8_0.hex()[:32] / the_file(tmp_path).name
+    the_file(tmp_path).rename(moved)
+    disk = Disk(tmp_path, state, origin=q8_0)
+    assert disk.holds(DIGEST)
+    assert not disk.fetch(DIGEST, TOKENS, 2)
+    assert not moved.exists()
+    assert same(bits(state, 2), untouched)
 
 
 def test_the_longest_unused_is_deleted_when_the_folder_is_full(tmp_path: Path) -> None:

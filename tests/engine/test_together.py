@@ -26,13 +26,14 @@ from isthmus.engine.request import Output, Request, SamplingParams
 from isthmus.engine.runner import Runner
 from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.engine.state import State
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.models.base import Model
 from models import tiny
 from models.steps import load, prompt_of
 from models.test_equalities import mixed
 
 CONTEXT = 256  # 4 blocks
-FAMILIES = ["qwen3moe", "gpt-oss", "deepseek-v3"]
+FAMILIES: list[tuple[str, KvDtype]] = [("qwen3moe", "bf16"), ("gpt-oss", "bf16"), ("deepseek-v3", "q8_0")]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def write(family: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load(write(request.param, tmp_path_factory.mktemp("tiny")), exact_batching=True, kv_dtype="bf16")
+    family, kv_dtype = request.param
+    return load(write(family, tmp_path_factory.mktemp("tiny")), exact_batching=True, kv_dtype=kv_dtype)
 
 
 def requests_of(count: int) -> list[Request]:
@@ -246,7 +248,7 @@ class Poisoned:
                 logits[at] = float("nan")
                 for layer in self._inner.state.layers:
                     for cache in vars(layer).values():
-                        cache[part.sequence.blocks] = float("nan")
+                        cache.view(torch.uint8)[part.sequence.blocks] = 0xFF  # NaN in every type
             at += part.num_logits
         return logits
 

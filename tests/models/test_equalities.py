@@ -1,11 +1,12 @@
 """What exact_batching promises, bit for bit (design 1.6), and what holds without it.
 
 Weights are in a block format (int8 products) with the down projections in BF16, so that both kinds of
-product take part; the cache is bf16 as in use.
+product take part; the cache is bf16 as in use, or q8_0.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as GgmlType
 
 from isthmus import native
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.models.base import Model
 from models import tiny
 from models.steps import Session, chunked, load, prompt_of, whole
@@ -29,15 +31,23 @@ def mixed(name: str, values: np.ndarray) -> GgmlType:
     return GgmlType.BF16 if "down" in name or values.shape[-1] % 32 else GgmlType.Q8_0
 
 
-@pytest.fixture(params=FAMILIES)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    case = tiny.CASES[request.param]
-    return tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), mixed)
+@dataclass(frozen=True)
+class Written:
+    path: Path
+    kv_dtype: KvDtype
+
+
+@pytest.fixture(params=[*FAMILIES, "qwen3moe q8_0", "deepseek-v3 q8_0"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
+    family, _, kv_dtype = request.param.partition(" ")
+    case = tiny.CASES[family]
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case), mixed)
+    return Written(path, kv_dtype or "bf16")
 
 
 @pytest.fixture
-def exact(path: Path) -> Model:
-    return load(path, exact_batching=True, kv_dtype="bf16")
+def exact(written: Written) -> Model:
+    return load(written.path, exact_batching=True, kv_dtype=written.kv_dtype)
 
 
 def test_chunked_is_stepwise_is_whole(exact: Model) -> None:
@@ -67,9 +77,9 @@ def test_every_instruction_set_and_thread_count_gives_the_same_bits(exact: Model
             assert torch.equal(whole(exact, PROMPTS[2]), wanted), (isa, threads)
 
 
-def test_without_exact_batching_logits_stay_close(path: Path) -> None:
+def test_without_exact_batching_logits_stay_close(written: Written) -> None:
     """Two drivers, each within 5e-3 of the float product (test_quantised.py): twice that between them."""
-    model = load(path, kv_dtype="bf16")
+    model = load(written.path, kv_dtype=written.kv_dtype)
     wanted = whole(model, PROMPTS[0]).log_softmax(-1)
     stepwise = chunked(model, PROMPTS[0], [1]).log_softmax(-1)
     kl = (wanted.exp() * (wanted - stepwise)).sum(-1).mean()

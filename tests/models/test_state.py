@@ -57,6 +57,10 @@ def test_a_block_of_deepseek_v3_and_of_a_grouped_query_layer() -> None:
     """576 values a token for all heads of MLA; two of each kv head otherwise. bf16 takes 2 bytes."""
     assert bytes_per_block([PagedLatent(576)] * 61, "bf16") == 61 * 576 * 64 * 2
     assert bytes_per_block([PagedKeyValue(kv_heads=4, head_dim=128)], "f32") == 2 * 4 * 128 * 64 * 4
+    # q8_0: 34 bytes for 32 values
+    assert bytes_per_block([PagedLatent(576)] * 61, "q8_0") == 61 * 64 * 18 * 34
+    assert bytes_per_block([PagedKeyValue(kv_heads=4, head_dim=128)], "q8_0") == 2 * 4 * 64 * 4 * 34
+    assert bytes_per_block([PagedKeyValue(kv_heads=1, head_dim=80)], "q8_0") == 2 * 64 * (80 + 3 * 2)
 
 
 def test_state_has_the_shapes_the_kernels_read() -> None:
@@ -66,3 +70,13 @@ def test_state_has_the_shapes_the_kernels_read() -> None:
     assert latent.latent.shape == (5, BLOCK_TOKENS, 96)  # type: ignore[attr-defined]
     assert latent.latent.dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert not latent.latent.any()  # type: ignore[attr-defined]
+
+
+def test_a_q8_0_state_is_bytes_and_the_cpus() -> None:
+    state = State([PagedKeyValue(2, 32), PagedLatent(96)], num_blocks=5, kv_dtype="q8_0")
+    keys_values, latent = state.layers
+    assert keys_values.keys.shape == keys_values.values.shape == (5, 2, BLOCK_TOKENS * 34)  # type: ignore[attr-defined]
+    assert latent.latent.shape == (5, BLOCK_TOKENS * 3 * 34)  # type: ignore[attr-defined]
+    assert latent.latent.dtype == torch.uint8  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="a cache of q8_0 is the CPU's, not for meta"):
+        State([PagedLatent(96)], 5, "q8_0", [torch.device("meta")])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from rows_kit import DTYPES, Step, make_step, randn, scattered_tables
+from cache_kit import empty_cache, held, put
+from rows_kit import Step, make_step, randn, scattered_tables
 from torch import Tensor
 
 from isthmus.native.rows import BLOCK_TOKENS, Attention, SegmentAttention
@@ -33,18 +34,19 @@ class Problem:
     ) -> None:
         self.heads, self.head_dim, self.window = heads, head_dim, window
         self.tables, self.num_blocks = scattered_tables(lengths, torch.Generator().manual_seed(seed))
-        dtype = DTYPES[kv_dtype]
+        self.kv_dtype = kv_dtype
         self.q = [randn(n, heads, head_dim, seed=seed + 10 * i) for i, n in enumerate(lengths)]
-        self.k = [
-            randn(n, kv_heads, head_dim, seed=seed + 10 * i + 1).to(dtype) for i, n in enumerate(lengths)
-        ]
-        self.v = [
-            randn(n, kv_heads, head_dim, seed=seed + 10 * i + 2).to(dtype) for i, n in enumerate(lengths)
-        ]
+        self.k, self.v = (
+            [
+                held(randn(n, kv_heads, head_dim, seed=seed + 10 * i + j), kv_dtype)
+                for i, n in enumerate(lengths)
+            ]
+            for j in (1, 2)
+        )
         self.sinks = randn(heads, seed=seed + 3) * 3 if sinks else None
         self.scale = head_dim**-0.5
-        shape = (self.num_blocks, kv_heads, BLOCK_TOKENS, head_dim)
-        self.k_cache, self.v_cache = (torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
+        planes = (self.num_blocks, kv_heads)
+        self.k_cache, self.v_cache = (empty_cache(planes, head_dim, kv_dtype) for _ in range(2))
         for sequence, length in enumerate(lengths):
             self.fill(sequence, length)
         self.op = Attention(
@@ -65,7 +67,7 @@ class Problem:
         for cache, values in ((self.k_cache, self.k), (self.v_cache, self.v)):
             present = values[sequence].clone()
             present[length:] = float("nan")
-            cache[blocks, :, positions % BLOCK_TOKENS] = present
+            put(cache, blocks, positions % BLOCK_TOKENS, present, self.kv_dtype)
 
     def step(self, rows: Sequence[tuple[int, int]]) -> Step:
         return make_step(self.tables, self.num_blocks, rows)

@@ -15,8 +15,6 @@ from torch import Tensor
 from isthmus import native
 from isthmus.native.rows import BLOCK_TOKENS, PagedRows
 
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
-
 
 def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)

@@ -14,6 +14,7 @@ from attention_kit import Problem, decode_after_prefill, run_segments
 from rows_kit import assert_close, assert_same_bits, on_every_isa, randn, with_threads
 
 from isthmus import native
+from isthmus.formats.kv_cache import KV_DTYPES
 from isthmus.native.rows import Attention, SegmentAttention
 
 # Scores are chains of head_dim fma and weights of up to 64 + n / 64: a few dozen roundings of 2^-24.
@@ -33,7 +34,7 @@ SHAPES = [  # heads, kv_heads, head_dim
 ]
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_ragged_batch_is_the_float64_softmax(heads: int, kv_heads: int, head_dim: int, kv_dtype: str) -> None:
     lengths = [150, 1, 64, 65, 577, 30]
@@ -60,7 +61,13 @@ def test_sinks_take_weight_and_give_no_value(window: int) -> None:
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "options"),
-    [(6, 2, {}), (4, 4, {}), (4, 1, {"window": 70}), (4, 2, {"sinks": True, "kv_dtype": "f32"})],
+    [
+        (6, 2, {}),
+        (4, 4, {}),
+        (4, 1, {"window": 70}),
+        (4, 2, {"sinks": True, "kv_dtype": "f32"}),
+        (6, 2, {"kv_dtype": "q8_0"}),
+    ],
 )
 def test_chunked_is_stepwise_is_whole_bit_for_bit(heads: int, kv_heads: int, options: dict[str, Any]) -> None:
     """With stepwise, later keys are not even in the cache yet: their places hold NaN."""
@@ -78,9 +85,10 @@ def test_chunked_is_stepwise_is_whole_bit_for_bit(heads: int, kv_heads: int, opt
     assert_same_bits(torch.cat(steps), whole, "stepwise")
 
 
-def test_a_row_does_not_depend_on_its_batch_or_its_order() -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8_0"])
+def test_a_row_does_not_depend_on_its_batch_or_its_order(kv_dtype: str) -> None:
     lengths = [90, 1500, 20, 640]
-    problem = Problem(lengths, 8, 2, 64)
+    problem = Problem(lengths, 8, 2, 64, kv_dtype=kv_dtype)
     rows = decode_after_prefill(lengths, 40)
     together = problem.run(rows)
     assert_same_bits(torch.cat([problem.run([row]) for row in rows]), together, "alone")
@@ -104,10 +112,11 @@ def test_where_the_blocks_lie_does_not_matter() -> None:
     assert_same_bits(outputs[2], outputs[0])
 
 
-def test_threads_and_splits_change_nothing() -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8_0"])
+def test_threads_and_splits_change_nothing(kv_dtype: str) -> None:
     """One long decode is cut into splits of 512 keys as soon as there are threads for them."""
     lengths = [40, 2300, 513]
-    problem = Problem(lengths, 32, 2, 64)
+    problem = Problem(lengths, 32, 2, 64, kv_dtype=kv_dtype)
     rows = decode_after_prefill(lengths, 3)
     one = with_threads(1, lambda: on_every_isa(lambda: problem.run(rows)))
     assert_close(one, problem.expected(rows), TOLERANCE)
@@ -126,13 +135,14 @@ def test_large_scores_do_not_overflow() -> None:
     assert_close(got, problem.expected(rows), 0.05)
 
 
-def test_keys_not_seen_may_hold_anything() -> None:
+@pytest.mark.parametrize(("kv_dtype", "bad_key"), [("bf16", float("inf")), ("q8_0", float("nan"))])
+def test_keys_not_seen_may_hold_anything(kv_dtype: str, bad_key: float) -> None:
     """An infinite key or value after a row's position does not reach it, though they share block and tile."""
-    problem = Problem([40], 4, 2, 32)
+    problem = Problem([40], 4, 2, 32, kv_dtype=kv_dtype)
     rows = [(0, position) for position in range(40)]
     clean = problem.run(rows)
-    block = int(problem.tables[0, 0])
-    problem.k_cache[block, :, 30:], problem.v_cache[block, :, 30:] = float("inf"), float("nan")
+    problem.k[0][30:], problem.v[0][30:] = bad_key, float("nan")
+    problem.fill(0, 40)
     spoiled = on_every_isa(lambda: problem.run(rows))
     assert_same_bits(spoiled[:30], clean[:30])
     assert spoiled[30:].isnan().all()
@@ -170,7 +180,7 @@ def test_segments_are_the_whole_bit_for_bit() -> None:
 def test_wrong_geometry_and_segments_raise() -> None:
     with pytest.raises(ValueError, match="5 query heads cannot share 2 kv heads evenly"):
         Attention(5, 2, 64, 1.0, kv_dtype="bf16")
-    with pytest.raises(ValueError, match="unknown kv_dtype 'f16'; one of bf16, f32"):
+    with pytest.raises(ValueError, match="unknown kv_dtype 'f16'; one of bf16, f32, q8_0"):
         Attention(4, 2, 64, 1.0, kv_dtype="f16")  # type: ignore[arg-type]
     x, positions = torch.zeros(2000), torch.tensor([9], dtype=torch.int32)
     address = x.data_ptr()

@@ -21,12 +21,14 @@ pytestmark = pytest.mark.skipif("amx" not in native.isa_names(), reason="this CP
 TOLERANCE = 0.015
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8_0"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(3, 1, 32), (9, 3, 64), (8, 8, 64), (4, 2, 96), (40, 2, 128)]
 )
-def test_ragged_batch_is_the_float64_softmax(heads: int, kv_heads: int, head_dim: int) -> None:
+def test_ragged_batch_is_the_float64_softmax(heads: int, kv_heads: int, head_dim: int, kv_dtype: str) -> None:
+    """Of q8_0 the oracle sees what the scales and codes say, before it is rounded to bf16: 2^-9 more."""
     lengths = [150, 1, 64, 65, 577, 31, 1100]
-    problem = Problem(lengths, heads, kv_heads, head_dim, exact=False)
+    problem = Problem(lengths, heads, kv_heads, head_dim, exact=False, kv_dtype=kv_dtype)
     rows = decode_after_prefill(lengths, 90)
     assert_close(problem.run(rows), problem.expected(rows), TOLERANCE)
 
@@ -48,11 +50,12 @@ def test_it_is_another_driver_and_only_where_asked_for() -> None:
         return not torch.equal(bits(one.run(rows)), bits(other.run(rows)))
 
     assert differs(64)
+    assert differs(64, kv_dtype="q8_0")
     assert not differs(64, kv_dtype="f32")
     assert not differs(48)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 70}])
+@pytest.mark.parametrize("options", [{}, {"window": 70}, {"kv_dtype": "q8_0"}])
 def test_chunked_is_stepwise_is_whole_bit_for_bit(options: dict[str, Any]) -> None:
     length = 200
     problem = Problem([length], 8, 2, 64, exact=False, **options)
@@ -72,13 +75,14 @@ def test_threads_and_splits_change_nothing() -> None:
         assert_same_bits(with_threads(threads, lambda: problem.run(rows)), one, f"{threads} threads")
 
 
-def test_keys_not_seen_may_hold_anything() -> None:
+@pytest.mark.parametrize(("kv_dtype", "bad_key"), [("bf16", float("inf")), ("q8_0", float("nan"))])
+def test_keys_not_seen_may_hold_anything(kv_dtype: str, bad_key: float) -> None:
     """A bad value that only some rows of a tile see: the fp32 driver takes the tile over."""
-    problem = Problem([40], 4, 2, 32, exact=False)
+    problem = Problem([40], 4, 2, 32, exact=False, kv_dtype=kv_dtype)
     rows = [(0, position) for position in range(40)]
     expected = problem.expected(rows)
-    block = int(problem.tables[0, 0])
-    problem.k_cache[block, :, 30:], problem.v_cache[block, :, 30:] = float("inf"), float("nan")
+    problem.k[0][30:], problem.v[0][30:] = bad_key, float("nan")
+    problem.fill(0, 40)
     spoiled = problem.run(rows)
     assert_close(spoiled[:30], expected[:30], TOLERANCE)
     assert spoiled[30:].isnan().all()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cache_kit import DTYPES, empty_cache, held, put
 from rows_kit import (
-    DTYPES,
     assert_close,
     assert_same_bits,
     make_step,
@@ -25,6 +25,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     apply_rotary_pos_emb_interleave,
 )
 
+from isthmus.formats.kv_cache import KV_DTYPES
 from isthmus.native.rows import BLOCK_TOKENS, LatentWrite, MlaAttention, RopeTable, SegmentAttention
 
 # Scores are chains of up to 576 fma; their errors, a few 1e-6 of scores of order 1, are the weights' errors.
@@ -41,14 +42,12 @@ class Latents:
         self.nope, self.value = 24, 20
         self.scale = (self.nope + rope) ** -0.5
         self.tables, self.num_blocks = scattered_tables(lengths, torch.Generator().manual_seed(0))
-        self.rows = [randn(n, self.width, seed=i).to(DTYPES[kv_dtype]) for i, n in enumerate(lengths)]
-        self.cache = torch.full(
-            (self.num_blocks, BLOCK_TOKENS, self.width), float("nan"), dtype=DTYPES[kv_dtype]
-        )
+        self.rows = [held(randn(n, self.width, seed=i), kv_dtype) for i, n in enumerate(lengths)]
+        self.cache = empty_cache((self.num_blocks,), self.width, kv_dtype)
         for sequence, rows in enumerate(self.rows):
             positions = torch.arange(len(rows))
             blocks = self.tables[sequence].long()[positions // BLOCK_TOKENS]
-            self.cache[blocks, positions % BLOCK_TOKENS] = rows
+            put(self.cache, blocks, positions % BLOCK_TOKENS, rows, kv_dtype)
         self.k_b = randn(heads, self.nope, latent, seed=50) * latent**-0.5
         self.v_b = randn(heads, self.value, latent, seed=51) * latent**-0.5
         self.q = [randn(n, heads, self.nope + rope, seed=60 + i) for i, n in enumerate(lengths)]
@@ -87,7 +86,7 @@ class Latents:
         return torch.einsum("thl,hvl->thv", latents.double(), self.v_b.double())
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "latent", "rope"), [(16, 512, 64), (5, 40, 8), (40, 96, 32)])
 def test_absorbed_is_the_formula_written_out(heads: int, latent: int, rope: int, kv_dtype: str) -> None:
     problem = Latents([100, 1, 577], heads, latent, rope, kv_dtype=kv_dtype)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cache_kit import DTYPES
 from rows_kit import (
-    DTYPES,
     assert_close,
     assert_same_bits,
     make_step,

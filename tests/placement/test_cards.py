@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.config import RunOptions
 from isthmus.errors import DeviceError, NotEnoughMemoryError
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.placement.nvidia import Gpu
 from isthmus.placement.plan import plan
 from isthmus.weights.dummy import DummySource
@@ -120,3 +121,17 @@ def test_a_card_nobody_asked_for_that_is_too_old_leaves_the_cpu_and_a_note(qwen:
     with pytest.raises(DeviceError, match=r"compute capability 7\.5"):
         plan(old, qwen, RunOptions(strategy="hybrid"))
     assert plan(old, qwen, RunOptions(strategy="cpu")).notes == ()
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
+def test_a_cache_that_cards_do_not_read_leaves_the_cpu_or_is_refused(
+    qwen: DummySource, kv_dtype: KvDtype
+) -> None:
+    """Before anything is loaded, and by name."""
+    with_card = machine(64, card())
+    made = plan(with_card, qwen, RunOptions(kv_dtype=kv_dtype))
+    assert made.strategy == "cpu"
+    assert made.notes[0].startswith("on the CPU: a GPU's attention reads a cache of bf16; leave --kv-dtype")
+    for asked in ({"strategy": "hybrid"}, {"device": "cuda"}):
+        with pytest.raises(DeviceError, match=f"leave --kv-dtype {kv_dtype} out, or use --strategy cpu"):
+            plan(with_card, qwen, RunOptions(kv_dtype=kv_dtype, **asked))

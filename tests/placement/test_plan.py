@@ -115,11 +115,13 @@ def test_bytes_of_a_token_in_the_cache() -> None:
     assert kv_token_bytes(source().metadata, "f32") == 2 * 2 * (16 + 16) * 4
     wide = source(llama__attention__key_length=96, llama__attention__value_length=32)
     assert kv_token_bytes(wide.metadata, "bf16") == 2 * 2 * (96 + 32) * 2
+    assert kv_token_bytes(wide.metadata, "q8_0") == 2 * 2 * (3 + 1) * 34  # 34 bytes for 32 values
 
 
 def test_latent_attention_caches_576_values_a_token_and_layer() -> None:
     latent = source(llama__attention__kv_lora_rank=512, llama__rope__dimension_count=64)
     assert kv_token_bytes(latent.metadata, "bf16") == 2 * 576 * 2
+    assert kv_token_bytes(latent.metadata, "q8_0") == 2 * 18 * 34
 
 
 @pytest.mark.parametrize(
@@ -238,3 +240,15 @@ def test_layers_without_attention_have_no_cache() -> None:
 def test_more_experts_used_than_there_are_is_a_lie() -> None:
     with pytest.raises(MalformedFileError, match="expert_used_count' must be at most the 8 experts, got 9"):
         plan(LARGE, source(*MODEL, llama__expert_used_count=9), RunOptions())
+
+
+def test_a_q8_0_cache_holds_1_88_times_the_tokens_and_is_said_to_be_approximate() -> None:
+    made = source(llama__attention__key_length=64, llama__attention__value_length=64)
+    small = replace(LARGE, available_bytes=GIB)
+    plain, rounded = (plan(small, made, RunOptions(kv_dtype=dtype)) for dtype in ("bf16", "q8_0"))
+    assert rounded.tokens_fit / plain.tokens_fit == pytest.approx(64 / 34, rel=1e-3)
+    assert rounded.kv_bytes / plain.kv_bytes == 34 / 64
+    assert plain.notes == ()
+    (note,) = rounded.notes
+    assert note == "approximate: keys and values are rounded to q8_0 (--kv-dtype)"
+    assert note in str(rounded)

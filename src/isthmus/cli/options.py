@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.config import ISA_NAMES, KV_DTYPES, RESIDUAL_DTYPES, STRATEGIES, RunOptions
+from isthmus.config import ISA_NAMES, RESIDUAL_DTYPES, STRATEGIES, RunOptions
 from isthmus.errors import UsageError
+from isthmus.formats.kv_cache import KV_DTYPES
 
 if TYPE_CHECKING:
     from isthmus.engine.request import SamplingParams
@@ -35,7 +36,12 @@ RUN_OPTIONS: dict[str, Any] = {
     "isa": Annotated[
         str | None, typer.Option(help=f"Instruction set: {', '.join(ISA_NAMES)}. Default: the best.")
     ],
-    "kv_dtype": Annotated[str, typer.Option(help=f"Values in the cache: {', '.join(KV_DTYPES)}.")],
+    "kv_dtype": Annotated[
+        str,
+        typer.Option(
+            help=f"Values in the cache: {', '.join(KV_DTYPES)}. q8_0: 1.88 times the tokens; approximate."
+        ),
+    ],
     "exact_batching": Annotated[
         bool,
         typer.Option("--exact-batching", help="One driver for every row count: same bits, slower prefill."),

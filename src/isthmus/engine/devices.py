@@ -76,8 +76,6 @@ def why_not(plan: Plan, options: RunOptions, stand_ins: StandIns) -> str:
     if not gpus:
         return ""
     names = ", ".join(gpus)
-    if options.kv_dtype != "bf16":
-        return f"{names} is to be used, whose cache is bf16; leave --kv-dtype {options.kv_dtype} out"
     moving = [name for name in ("expert_cache", "stream_rows") if getattr(options, name) is not None]
     if options.exact_batching and moving:
         return (

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.formats.kv_cache import KvDtype, row_bytes
 
-KvDtype = Literal["bf16", "f32"]
-BYTES = {"bf16": 2, "f32": 4}
 HOST = torch.device("cpu")
 
 
@@ -30,15 +29,17 @@ class Cache(Protocol):
 class StateKind(Protocol):
     """One layer's kind of state."""
 
-    @property
-    def values_per_token(self) -> int: ...
+    def token_bytes(self, kv_dtype: KvDtype) -> int: ...
 
     def allocate(self, num_blocks: int, kv_dtype: KvDtype, device: torch.device = HOST) -> Cache: ...
 
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """keys [num_blocks, kv_heads, BLOCK_TOKENS, head_dim], after rope; values the same. bf16 or f32."""
+    """keys [num_blocks, kv_heads, BLOCK_TOKENS, head_dim], after rope; values the same. bf16 or f32.
+
+    Of q8_0 uint8 [num_blocks, kv_heads, bytes of BLOCK_TOKENS rows].
+    """
 
     keys: Tensor
     values: Tensor
@@ -46,7 +47,10 @@ class KeyValueCache:
 
 @dataclass(frozen=True)
 class LatentCache:
-    """latent [num_blocks, BLOCK_TOKENS, kv_lora + rope]: the normalised latent, then the turned key."""
+    """latent [num_blocks, BLOCK_TOKENS, kv_lora + rope]: the normalised latent, then the turned key.
+
+    Of q8_0 uint8 [num_blocks, bytes of BLOCK_TOKENS rows].
+    """
 
     latent: Tensor
 
@@ -58,13 +62,12 @@ class PagedKeyValue:
     kv_heads: int
     head_dim: int
 
-    @property
-    def values_per_token(self) -> int:
-        return 2 * self.kv_heads * self.head_dim
+    def token_bytes(self, kv_dtype: KvDtype) -> int:
+        return 2 * self.kv_heads * row_bytes(kv_dtype, self.head_dim)
 
     def allocate(self, num_blocks: int, kv_dtype: KvDtype, device: torch.device = HOST) -> KeyValueCache:
-        shape = (num_blocks, self.kv_heads, BLOCK_TOKENS, self.head_dim)
-        return KeyValueCache(_zeros(shape, kv_dtype, device), _zeros(shape, kv_dtype, device))
+        keys, values = (_zeros((num_blocks, self.kv_heads), self.head_dim, kv_dtype, device) for _ in "kv")
+        return KeyValueCache(keys, values)
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,11 @@ class PagedLatent:
 
     width: int
 
-    @property
-    def values_per_token(self) -> int:
-        return self.width
+    def token_bytes(self, kv_dtype: KvDtype) -> int:
+        return row_bytes(kv_dtype, self.width)
 
     def allocate(self, num_blocks: int, kv_dtype: KvDtype, device: torch.device = HOST) -> LatentCache:
-        return LatentCache(_zeros((num_blocks, BLOCK_TOKENS, self.width), kv_dtype, device))
+        return LatentCache(_zeros((num_blocks,), self.width, kv_dtype, device))
 
 
 class State:
@@ -108,13 +110,18 @@ class State:
 
 def bytes_per_block(spec: Sequence[StateKind], kv_dtype: KvDtype) -> int:
     """Bytes of one block over all layers: what the block allocator and the plan count in."""
-    return sum(kind.values_per_token for kind in spec) * BLOCK_TOKENS * BYTES[kv_dtype]
+    return sum(kind.token_bytes(kv_dtype) for kind in spec) * BLOCK_TOKENS
 
 
-def _zeros(shape: tuple[int, ...], kv_dtype: KvDtype, device: torch.device) -> Tensor:
-    """Zeroed memory; on the host it costs nothing until it is written: numpy asks calloc, torch.zeros would
-    touch every page.
+def _zeros(planes: tuple[int, ...], width: int, kv_dtype: KvDtype, device: torch.device) -> Tensor:
+    """Zeroed memory of BLOCK_TOKENS rows of `width` values for each plane; on the host it costs nothing
+    until it is written: numpy asks calloc, torch.zeros would touch every page.
     """
+    if kv_dtype == "q8_0":  # native alone knows what stands where in a plane
+        if device.type != "cpu":
+            raise ValueError(f"a cache of q8_0 is the CPU's, not for {device}")
+        return torch.from_numpy(np.zeros((*planes, BLOCK_TOKENS * row_bytes(kv_dtype, width)), np.uint8))
+    shape = (*planes, BLOCK_TOKENS, width)
     if device.type != "cpu":
         dtype = torch.float32 if kv_dtype == "f32" else torch.bfloat16
         return torch.zeros(shape, dtype=dtype, device=device)

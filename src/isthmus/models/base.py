@@ -10,7 +10,8 @@ from torch import Tensor
 
 from isthmus.config import RunOptions
 from isthmus.engine.batch import Batch, Step
-from isthmus.engine.state import KvDtype, State, StateKind
+from isthmus.engine.state import State, StateKind
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.models.config import DecoderConfig
 from isthmus.models.keys import Keys
 from isthmus.models.stages import LayerPart, stages_of

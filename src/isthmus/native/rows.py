@@ -7,6 +7,9 @@ what came and what was needed) and called with the addresses of a step.
 
 A row's result depends on that row alone: not on other rows, chunking, threads or instruction set, to the bit.
 
+A cache's shape is that of bf16 and f32. Of q8_0 the last two dimensions, 64 rows of `width` values, are one
+of bytes: int8 codes [64, width], then fp16 scales [ceil(width / 32), 64]; the values are ggml's Q8_0.
+
 This module knows no torch, no model and no scheduler.
 """
 
@@ -14,15 +17,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.native import _native
 
-KvDtype = Literal["bf16", "f32"]
 RopeStyle = Literal["neox", "norm"]
 
 BLOCK_TOKENS = 64  # csrc/rows/args.h kBlockTokens
 SPLIT_TOKENS = 512  # csrc/rows/args.h kSplitTokens
 
-_CACHE_TYPES = {"bf16": 0, "f32": 1}
+_CACHE_TYPES = {"bf16": 0, "f32": 1, "q8_0": 2}
 _ROPE_STYLES = {"neox": 0, "norm": 1}
 _SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
 _GROUP_SCORES = {"max": 0, "top2_sum": 1}
@@ -155,9 +158,9 @@ class Attention:
     window: a row sees its last `window` keys, itself included (0: all). sinks: f32 [heads] address of logits
     that take part in the softmax and give no value (0: none).
 
-    exact: fp32 products, the same bits on every instruction set. Otherwise, with a bf16 cache, AMX and
-    dimensions that are multiples of 32, products are bf16 with fp32 sums: q and the softmax's weights are
-    rounded.
+    exact: fp32 products, the same bits on every instruction set. Otherwise, unless the cache is f32, with AMX
+    and dimensions that are multiples of 32, products are bf16 with fp32 sums: q and the softmax's weights are
+    rounded, and values of a q8_0 cache.
     """
 
     def __init__(
@@ -351,7 +354,7 @@ def read_rows(
     *,
     out_stride: int = 0,
 ) -> None:
-    """out: f32 [num_rows, width] = rows `slots` (int32) of a latent cache [num_slots, width].
+    """out: f32 [num_rows, width] = rows `slots` (int32) of a latent cache [num_slots / 64, 64, width].
 
     Raises ValueError naming the row if a slot is outside the cache.
     """

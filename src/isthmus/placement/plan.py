@@ -16,6 +16,7 @@ from isthmus.config import (
     RunOptions,
 )
 from isthmus.errors import NotEnoughMemoryError, UsageError
+from isthmus.formats.kv_cache import APPROXIMATE
 from isthmus.placement.captured import captured_bytes, decode_bytes
 from isthmus.placement.cost import Estimate, estimate
 from isthmus.placement.devices import choose_devices, why_no_gpu
@@ -150,6 +151,8 @@ def plan(
         job = replace(job, mapped_bytes=matrices)
     job, placed, notes = _place(job, options)
     fallback = why_no_gpu(machine, options)
+    if options.kv_dtype in APPROXIMATE:
+        notes += (f"approximate: keys and values are rounded to {options.kv_dtype} (--kv-dtype)",)
     if options.defer_experts:
         notes += (
             f"approximate: of each sampled token {options.defer_experts} experts join a layer late "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from isthmus.formats.kv_cache import KvDtype, row_bytes
 from isthmus.formats.spec import AS_Q8_0
 from isthmus.weights.mtp import decoder_layers
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 GPU_TILES = ("q8_0", "q4_k", "q5_k", "q6_k")  # whose tiles its kernels read: gpu.tiles.GPU_FORMATS
 GPU_FORMATS = (*GPU_TILES, "f32", "f16", "bf16")
 
-KV_VALUE_BYTES = {"bf16": 2, "f32": 4}
 PLAIN = ("f32", "f16", "bf16")  # formats that a transposition carries over as they are
 
 
@@ -137,24 +137,22 @@ def gpu_read(tensor: RawTensor, source: WeightSource) -> float:
     return gpu_bytes(tensor, source) * _read_share(tensor, source)
 
 
-def kv_token_bytes(metadata: Metadata, kv_dtype: str) -> int:
+def kv_token_bytes(metadata: Metadata, kv_dtype: KvDtype) -> int:
     """Bytes of one token in the cache, over all layers."""
     return sum(kv_layer_bytes(metadata, kv_dtype))
 
 
-def kv_layer_bytes(metadata: Metadata, kv_dtype: str) -> list[int]:
+def kv_layer_bytes(metadata: Metadata, kv_dtype: KvDtype) -> list[int]:
     """Of these, each layer's."""
     latent = metadata.int(key(metadata, "attention.kv_lora_rank"), 0, min=0)
     if latent:
         width = latent + metadata.int(key(metadata, "rope.dimension_count"), min=1)
-        values = [width] * decoder_layers(metadata)
-    else:
-        heads = _heads(metadata)
-        width = _head_width(metadata, heads)
-        several = key(metadata, "attention.head_count_kv") in metadata
-        kv_heads = _per_layer(metadata, "attention.head_count_kv") if several else heads
-        values = [count * width for count in kv_heads]
-    return [count * KV_VALUE_BYTES[kv_dtype] for count in values]
+        return [row_bytes(kv_dtype, width)] * decoder_layers(metadata)
+    heads = _heads(metadata)
+    head_bytes = sum(row_bytes(kv_dtype, width) for width in _head_widths(metadata, heads))
+    several = key(metadata, "attention.head_count_kv") in metadata
+    kv_heads = _per_layer(metadata, "attention.head_count_kv") if several else heads
+    return [count * head_bytes for count in kv_heads]
 
 
 def attention_widths(metadata: Metadata) -> tuple[int, int]:
@@ -170,7 +168,7 @@ def attention_widths(metadata: Metadata) -> tuple[int, int]:
         expanded = metadata.int(key(metadata, f"attention.key_length{suffix}"), min=1)
         expanded += metadata.int(key(metadata, f"attention.value_length{suffix}"), min=1)
         return sum(heads) * (2 * latent + rope), sum(heads) * expanded
-    width = sum(heads) * _head_width(metadata, heads)
+    width = sum(heads) * sum(_head_widths(metadata, heads))
     return width, width
 
 
@@ -200,11 +198,11 @@ def _per_layer(metadata: Metadata, name: str) -> list[int]:
     return metadata.int_per_layer(key(metadata, name), every, min=0)[: decoder_layers(metadata)]
 
 
-def _head_width(metadata: Metadata, heads: list[int]) -> int:
-    """Of a head's key and value together."""
+def _head_widths(metadata: Metadata, heads: list[int]) -> tuple[int, int]:
+    """Of a head's key and value."""
     head_dim = metadata.int(key(metadata, "embedding_length"), min=1) // max(heads)
-    width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
-    return width + metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
+    key_width = metadata.int(key(metadata, "attention.key_length"), head_dim, min=1)
+    return key_width, metadata.int(key(metadata, "attention.value_length"), head_dim, min=1)
 
 
 def key(metadata: Metadata, name: str) -> str:
