@@ -20,7 +20,7 @@ from isthmus.gpu.launch import recorded
 from isthmus.models.base import Model
 from isthmus.modules.on_gpu.step import CHUNK_ROWS, DeviceStep, DeviceSteps
 from isthmus.modules.on_gpu.target import Target, Targets
-from models import devices, tiny
+from models import cases, devices, tiny
 from models.steps import Session
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -39,18 +39,18 @@ V3 |= {
 V3 |= {"num_key_value_heads": 2, "norm_topk_prob": True}
 QWEN = {"num_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
 MINIMAX = {"num_local_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
-MINIMAX |= {"rope_parameters": tiny.HALF_TURNED}
-MINIMAX_KEYS = tiny.GATE_KEYS | {"rope.dimension_count": 8}
+MINIMAX |= {"rope_parameters": cases.HALF_TURNED}
+MINIMAX_KEYS = cases.GATE_KEYS | {"rope.dimension_count": 8}
 GPT_OSS = {"num_local_experts": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
-GPT_OSS |= {"sliding_window": 2, "rope_parameters": tiny.GPT_OSS_ROPE}
-GPT_OSS_KEYS = tiny.GPT_OSS_KEYS | {"attention.sliding_window": 2}
+GPT_OSS |= {"sliding_window": 2, "rope_parameters": cases.GPT_OSS_ROPE}
+GPT_OSS_KEYS = cases.GPT_OSS_KEYS | {"attention.sliding_window": 2}
 CASES = {
-    "qwen3moe": tiny.Case("qwen3moe", tiny.gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **(SMALL | QWEN))),
-    "gpt-oss": tiny.Case("gpt-oss", tiny.gqa(hf.GptOssConfig, **(SMALL | GPT_OSS)), GPT_OSS_KEYS),
+    "qwen3moe": tiny.Case("qwen3moe", cases.gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, **(SMALL | QWEN))),
+    "gpt-oss": tiny.Case("gpt-oss", cases.gqa(hf.GptOssConfig, **(SMALL | GPT_OSS)), GPT_OSS_KEYS),
     "deepseek-v3": tiny.Case(
-        "deepseek2", tiny.mla(hf.DeepseekV3Config, **(SMALL | V3)), {"expert_gating_func": tiny.SIGMOID}
+        "deepseek2", cases.mla(hf.DeepseekV3Config, **(SMALL | V3)), {"expert_gating_func": cases.SIGMOID}
     ),
-    "minimax-m2": tiny.Case("minimax-m2", tiny.gqa(hf.MiniMaxM2Config, **(SMALL | MINIMAX)), MINIMAX_KEYS),
+    "minimax-m2": tiny.Case("minimax-m2", cases.gqa(hf.MiniMaxM2Config, **(SMALL | MINIMAX)), MINIMAX_KEYS),
 }
 # Rows too few for a chunk: what the interpreter does in a few seconds. Chunks reach the wrappers below.
 PIECES = [(0, [5, 9, 4]), (1, [6])]

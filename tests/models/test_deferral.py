@@ -23,7 +23,7 @@ from isthmus.modules.split import DeviceExperts, ExpertSplit
 from isthmus.modules.streamed import Streaming
 from isthmus.native.handoff import abandoned_if_failing
 from isthmus.weights.source import open_weights
-from models import tiny
+from models import cases, tiny
 from models.steps import Prompt, Session, prompt_of
 
 F32_BOUND = 1e-3  # of the logits' standard deviation, as in test_logits
@@ -31,10 +31,10 @@ LAYERS = 3  # with experts: what is late in the first two joins the second and t
 CASES = {
     "qwen3moe": tiny.Case(
         "qwen3moe",
-        tiny.gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, num_hidden_layers=LAYERS, **tiny.MOE),
+        cases.gqa(hf.Qwen3MoeConfig, norm_topk_prob=True, num_hidden_layers=LAYERS, **cases.MOE),
     ),
     "deepseek-v3": tiny.Case(
-        "deepseek2", tiny.mla(hf.DeepseekV3Config, num_hidden_layers=1 + LAYERS, **tiny.V3), tiny.V3_KEYS
+        "deepseek2", cases.mla(hf.DeepseekV3Config, num_hidden_layers=1 + LAYERS, **cases.V3), cases.V3_KEYS
     ),
 }
 TOP_K = {"qwen3moe": 3, "deepseek-v3": 4}
@@ -240,7 +240,7 @@ def test_a_record_gives_the_models_bits_whichever_rows_are_sampled(
 def test_the_last_layer_of_experts_has_none_that_are_late(tmp_path: Path) -> None:
     """Of one layer of experts it is the last: nothing changes."""
     case = tiny.Case(
-        "qwen3moe", tiny.gqa(hf.Qwen3MoeConfig, num_hidden_layers=1, norm_topk_prob=True, **tiny.MOE)
+        "qwen3moe", cases.gqa(hf.Qwen3MoeConfig, num_hidden_layers=1, norm_topk_prob=True, **cases.MOE)
     )
     path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
     splits = [ExpertSplit("threaded", 512, defer=defer) for defer in (0, 2)]

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as GgmlType
 
 from isthmus import native
 from isthmus.models import gpt_oss
-from models import routing, tiny
+from models import cases, routing, tiny
 from models.steps import Prompt, Session, chunked, load, prompt_of, whole
 
 F32_BOUND = 1e-3  # of the logits' standard deviation, largest difference
@@ -196,9 +196,9 @@ def test_a_zeroed_part_is_seen(name: str, zeroed: str, tmp_path: Path) -> None:
         ("glm4moe", "expert_weights_scale", 1.0),
         ("glm4moe", "expert_weights_norm", False),
         ("minimax-m2", "rope.dimension_count", 32),
-        ("minimax-m2", "expert_gating_func", tiny.SOFTMAX),
+        ("minimax-m2", "expert_gating_func", cases.SOFTMAX),
         ("dots1", "expert_weights_norm", False),
-        ("ernie4_5-moe", "expert_gating_func", tiny.SIGMOID),
+        ("ernie4_5-moe", "expert_gating_func", cases.SIGMOID),
         ("gpt-oss", "attention.sliding_window", 25),
         ("gpt-oss", "attention.sliding_window_pattern", 1),
         ("gpt-oss", "rope.scaling.factor", 16.0),
