@@ -43,28 +43,35 @@ void fill_panel(const uint8_t* tiles, int64_t columns, PanelStep* out) {
 template <class F, int R, int kStrips>
 ISTHMUS_INLINE void add_half(const PanelStep* w, const XHalf& x, f32v (&acc)[R][kStrips]) {
   constexpr int kColumns = F::scale_columns, kPerHalf = 32 / kColumns;
+  using Dots = DotSum<F::max_code, kColumns / 4>;
   f32v t[R][kStrips];
   ISTHMUS_ROWS(R) {
     for (int s = 0; s < kStrips; ++s) t[r][s] = zero();
   }
   unroll<kPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-    i32v dots[R][kStrips];
+    Dots dots[R][kStrips];
     ISTHMUS_ROWS(R) {
-      for (int s = 0; s < kStrips; ++s) dots[r][s] = x.template start<F::zero, j, kColumns>(r);
+      for (int s = 0; s < kStrips; ++s) dots[r][s].start(x.template start<F::zero, j, kColumns>(r));
     }
-#pragma GCC unroll 2
-    for (int g = 0; g < kColumns / 4; ++g) {
+    const auto add = [&](auto i, int g) ISTHMUS_INLINE_LAMBDA {
       u8v u[kStrips];
-      for (int s = 0; s < kStrips; ++s)
+      for (int s = 0; s < kStrips; ++s) {
         u[s] = load_u8(w[s].codes + 512 * x.half + 16 * kColumns * j + 64 * g);
+      }
       ISTHMUS_ROWS(R) {
         const int8_t* codes = x.codes + 64 * r + kColumns * j + 4 * g;
-        for (int s = 0; s < kStrips; ++s) dots[r][s] = dot<F::max_code>(dots[r][s], u[s], codes);
+        for (int s = 0; s < kStrips; ++s) dots[r][s].template add<i>(u[s], codes);
       }
+    };
+    if constexpr (Dots::kRolled) {
+#pragma GCC unroll 2
+      for (int g = 0; g < kColumns / 4; ++g) add(Int<0>{}, g);
+    } else {
+      unroll<kColumns / 4>([&](auto g) ISTHMUS_INLINE_LAMBDA { add(g, g); });
     }
     for (int s = 0; s < kStrips; ++s) {
       const f32v scale = load(w[s].scale[kPerHalf * x.half + j]);
-      ISTHMUS_ROWS(R) t[r][s] = fma(scale, to_f32(dots[r][s]), t[r][s]);
+      ISTHMUS_ROWS(R) t[r][s] = fma(scale, to_f32(dots[r][s].sum()), t[r][s]);
       if constexpr (F::has_addend) {
         const f32v addend = load(w[s].addend[kPerHalf * x.half + j]);
         ISTHMUS_ROWS(R) t[r][s] = fma(addend, x.template sum<j, kColumns>(r), t[r][s]);
@@ -109,12 +116,14 @@ void gemm_panel(const MatrixView& w, int64_t strip, const ActivationView& x, flo
       fill_panel<F, kGemmStrips>(tiles_at<F>(w, strip + s, k), columns, panel + s);
     }
     int row = 0;
-    for (; row + kGemmRows <= x.rows; row += kGemmRows) {
-      gemm_block<F, kGemmRows, kStrips>(panel, columns, x, k / 64, row, y + row * y_stride, y_stride, lanes);
-    }
-    for (; row < x.rows; ++row) {
-      gemm_block<F, 1, kStrips>(panel, columns, x, k / 64, row, y + row * y_stride, y_stride, lanes);
-    }
+    const auto take = [&](auto rows) {
+      for (; row + rows <= x.rows; row += rows) {
+        gemm_block<F, rows, kStrips>(panel, columns, x, k / 64, row, y + row * y_stride, y_stride, lanes);
+      }
+    };
+    take(Int<kGemmRows>{});
+    if constexpr (kGemmRows > 2 && kStrips == kGemmStrips) take(Int<2>{});
+    take(Int<1>{});
   }
 }
 

@@ -8,7 +8,7 @@ namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kGemvRows = 8;
 constexpr int kGemvSums = 8;  // rows of x times strips
-constexpr int kGemmRows = 8;  // 8 x 2 sums, two code vectors and the broadcast fit the 32 registers
+constexpr int kGemmRows = 4;  // 4 x 2 sums, as many dots and two code vectors fit the 32 registers
 constexpr int kGemmStrips = 2;
 
 struct u8v {

@@ -8,6 +8,7 @@ namespace isthmus::ISTHMUS_ISA {
 
 template <int kMaxCode, int kGroups>
 struct DotSum {
+  static constexpr bool kRolled = false;  // whether the GEMM keeps its loop over groups
   i32v all;
 
   ISTHMUS_INLINE void start(i32v from) { all = from; }
