@@ -17,7 +17,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from isthmus.engine.grammar import GrammarCompiler, repetitions
+from isthmus.engine.grammar import GrammarCompiler
+from isthmus.engine.grammar_limits import repetitions
 from isthmus.engine.llm import LLM
 from isthmus.engine.request import Grammar, SamplingParams
 from isthmus.engine.token_mask import VocabularyGrammars
@@ -209,7 +210,7 @@ def test_special_tokens_are_no_text(demo: Tokenizer, demo_grammars: VocabularyGr
 
 
 def test_a_token_against_the_grammar_is_refused(demo: Tokenizer, demo_grammars: VocabularyGrammars) -> None:
-    with pytest.raises(ValueError, match="does not allow token"):
+    with pytest.raises(ValueError, match="doesn't satisfy the grammar"):
         demo_grammars.compile(Grammar("regex", "abc")).accept(demo.encode_inside("x")[0])
 
 

@@ -9,13 +9,13 @@ Special tokens are no text here: a grammar names one as `<[id]>`, and a string c
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from isthmus.engine.grammar_limits import OPTIONS_KEY, check_lark, check_repetitions, check_schema
 from isthmus.engine.request import Grammar
 from isthmus.errors import UsageError
 from isthmus.tokenizer import Tokenizer
@@ -24,18 +24,14 @@ from isthmus.tokenizer import Tokenizer
 # space may write nothing else; pretty-printed JSON fits.
 WHITESPACE = r"[ ]|\n[ \t]{0,40}"
 
-# llguidance reads this key of a schema as options of its own, `lenient` among them: not a caller's to set.
-_OPTIONS_KEY = "x-guidance"
-
-# A lexer of a{20000} took 0.2 s for its first mask, of a{1000000} 2 s.
-MAX_REPETITIONS = 20_000
-
-_LIMITS = LLParserLimits(max_grammar_size=200_000, max_lexer_states=100_000, verbose_errors=False)
+# Where llguidance stops. A step of 50,000 items, its default, is a mask of 0.2 to 0.4 s for an ambiguous
+# grammar over 49,000 tokens; an object of 1,000 optional keys needs more than 5,000.
+_LIMITS = LLParserLimits(
+    max_grammar_size=200_000, max_lexer_states=100_000, step_max_items=20_000, verbose_errors=False
+)
 
 # Clients send the same tools and schemas with each turn, and n choices share one.
 _NUM_KEPT = 32
-
-_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
 class GrammarCompiler:
@@ -78,22 +74,22 @@ class GrammarCompiler:
 def json_rule(schema: Any) -> str:
     """A JSON value that satisfies `schema`, as the right side of a lark rule. UsageError: cannot be meant."""
     if isinstance(schema, dict):
-        _check_schema(schema)
-        schema = {**schema, _OPTIONS_KEY: {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}}
+        check_schema(schema)
+        schema = {**schema, OPTIONS_KEY: {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}}
     elif schema is not True:
         raise UsageError(f"a JSON schema is an object, got {json.dumps(schema)[:100]}")
     else:
-        schema = {_OPTIONS_KEY: {"whitespace_pattern": WHITESPACE}}
+        schema = {OPTIONS_KEY: {"whitespace_pattern": WHITESPACE}}
     return f"%json {json.dumps(schema)}"
 
 
 def _source(grammar: Grammar) -> str:
     """In llguidance's own form."""
     if grammar.kind == "regex":
-        _check_repetitions(grammar.text)
+        check_repetitions(grammar.text)
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
-        _check_repetitions(re.sub(r"%json \{.*\}$", "", grammar.text, flags=re.MULTILINE))
+        check_lark(grammar.text)
         return LLMatcher.grammar_from_lark(grammar.text)
     schema: Any = {"type": "object"}
     if grammar.kind == "json_schema":
@@ -106,52 +102,13 @@ def _source(grammar: Grammar) -> str:
 
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        message = matcher.get_error().split("<", 1)[0].replace("panic: assertion failed:", "too large:")
-        raise UsageError(" ".join(message.split())[:500] or "llguidance refuses it")
+        raise UsageError(error_of(matcher))
 
 
-def _check_schema(schema: Any, depth: int = 0) -> None:
-    """UsageError for options of llguidance and for patterns that would explode, at any depth."""
-    if depth > 100:
-        raise UsageError("the schema is nested more than 100 deep")
-    if isinstance(schema, dict):
-        if _OPTIONS_KEY in schema:
-            raise UsageError(f"{_OPTIONS_KEY!r} is no keyword of JSON Schema")
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str):
-            _check_repetitions(pattern)
-    for value in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _check_schema(value, depth + 1)
-
-
-def _check_repetitions(pattern: str) -> None:
-    count = repetitions(pattern)
-    if count > MAX_REPETITIONS:
-        raise UsageError(f"a pattern repeats something {count} times; {MAX_REPETITIONS} is the most")
-
-
-def repetitions(pattern: str) -> int:
-    """How often nested counts of a regex repeat something at most: 1200 for (a{30}b){40}."""
-    groups = [1]
-    last = 1  # of the item that just ended
-    at = 0
-    while at < len(pattern):
-        character = pattern[at]
-        count = _COUNT.match(pattern, at)
-        if count is not None:
-            last *= max(int(count[1][:9]), int((count[2] or "0")[:9]))
-            groups[-1] = max(groups[-1], last)
-            at = count.end()
-            continue
-        if character == "(":
-            groups.append(1)
-        elif character == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] = max(groups[-1], last)
-        elif character not in "?*+":
-            last = 1
-        at += 2 if character == "\\" else 1
-    return max(groups)
+def error_of(matcher: LLMatcher) -> str:
+    """What went wrong, without the state of the parser that llguidance tells too."""
+    message = matcher.get_error().split("<", 1)[0].replace("panic: assertion failed:", "too large:")
+    return " ".join(message.split())[:500] or "llguidance refuses it"
 
 
 class _Vocabulary:

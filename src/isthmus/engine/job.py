@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from isthmus.engine.logprobs import RowLogprobs, prompt_logprobs
-from isthmus.engine.mask import TokenMask
+from isthmus.engine.mask import AnswerMask, TokenMask
 from isthmus.engine.request import FinishReason, Output, Request, SlotStats, TokenLogprob
 from isthmus.engine.sampler import Sampler, SamplingError
 from isthmus.engine.scheduler import Sequence, SequenceSlice
 from isthmus.engine.speculate import PromptLookup
 
 
+@dataclass(frozen=True)
+class Held:
+    """A row from which the next token will be chosen once its mask is prepared."""
+
+    part: SequenceSlice
+    logits: Tensor  # f32 [1, vocab], of its own
+
+
 class Job:
-    """`sequence` is None while the grammar is compiled; `mask` once it is."""
+    """`sequence` is None while the grammar is compiled; `mask` once it is. `held`: it waits for its mask."""
 
     def __init__(self, request: Request, vocab_size: int, *, speculate: bool) -> None:
         self.request = request
         self.sequence: Sequence | None = None
         self.sampler = Sampler(request.params, request.prompt, vocab_size)
         self.compiling: Future[TokenMask] | None = None
-        self.mask: TokenMask | None = None
+        self.mask: AnswerMask | None = None
+        self.held: Held | None = None
         # A mask would have to be advanced over a guess and taken back: no drafts under a grammar.
         self.drafts = PromptLookup() if speculate and request.params.grammar is None else None
         self.is_counted = False  # in the statistics of prompts
@@ -43,7 +53,7 @@ class Job:
         return None if count is None else RowLogprobs(logits, count)
 
     def choose(self, logits: Tensor, known: int | None) -> int:
-        """The next token, of which the grammar is told. logits: f32 [vocab]; known: it is chosen already.
+        """The next token. logits: f32 [vocab], with its mask; known: it is chosen already.
 
         SamplingError if there is none.
         """
@@ -52,11 +62,6 @@ class Job:
             return token
         if token < 0 or logits[token] == float("-inf"):
             raise SamplingError("the grammar leaves no token to go on with")
-        if token not in self.request.stop_ids:
-            try:
-                self.mask.accept(token)
-            except ValueError as error:
-                raise SamplingError(f"the grammar does not take token {token}: {error}") from error
         return token
 
     def propose(self, drafted: int, accepted: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from isthmus.engine.job import Job
+from isthmus.engine.job import Held, Job
 from isthmus.engine.logprobs import RowLogprobs
 from isthmus.engine.mask import Compiler, Grammars, wait_briefly
 from isthmus.engine.request import EngineStats, FinishReason, Output, Request, TokenLogprob
@@ -81,12 +81,14 @@ class StepLoop:
     def step(self) -> list[Output]:
         """One forward pass (a prefill chunk, a decode, or a mix), and the events since the last call."""
         self._take_compiled()
+        self._take_prepared()
         events, self._events = self._events, []
         plan = self._scheduler.schedule()
         if plan is None:
             if not events:
                 compiling = [job.compiling for job in self._jobs.values() if job.compiling]
-                wait_briefly([*compiling, *(load.ended for load in self._scheduler.loads)])
+                preparing = [job.mask.prepared for job in self._jobs.values() if job.held and job.mask]
+                wait_briefly([*compiling, *preparing, *(load.ended for load in self._scheduler.loads)])
             return events
         self._count_admitted(plan)
         started = time.perf_counter()
@@ -144,7 +146,7 @@ class StepLoop:
         for job in [job for job in self._jobs.values() if job.compiling and job.compiling.done()]:
             assert job.compiling is not None
             try:
-                job.mask = job.compiling.result()
+                job.mask = self._compiler.begin(job.compiling.result())
             except Exception as error:
                 if not isinstance(error, IsthmusError):
                     log.exception("a grammar could not be compiled")
@@ -152,6 +154,18 @@ class StepLoop:
                 continue
             job.compiling = None
             job.sequence = self._scheduler.add(job.request)
+
+    def _take_prepared(self) -> None:
+        """Requests that waited for their masks have their next token chosen."""
+        for job in [job for job in self._jobs.values() if job.held]:
+            assert job.held is not None
+            assert job.mask is not None
+            assert job.sequence is not None
+            if job.sequence.num_pending:  # it gave way meanwhile: the row is computed again
+                job.held = None
+            elif job.mask.prepared.done():
+                held, job.held = job.held, None
+                self._events += self._answers([(job, held.part, 0)], held.logits)
 
     def _count_admitted(self, plan: StepPlan) -> None:
         for part in plan.slices:
@@ -184,6 +198,19 @@ class StepLoop:
             job.take_prompt_rows(part, logits[begin:end])
             if part.reaches_end:
                 chosen.append((job, part, end - 1 - len(part.draft)))
+        self._compiler.wait_for_masks([job.mask for job, _, _ in chosen if job.mask])
+        for job, part, row in chosen:
+            if job.mask is not None and not job.mask.prepared.done():
+                job.held = Held(part, logits[row : row + 1].clone())
+        return events + self._answers([one for one in chosen if one[0].held is None], logits)
+
+    def _answers(self, chosen: list[tuple[Job, SequenceSlice, int]], logits: Tensor) -> list[Output]:
+        """What comes of rows that tokens are chosen from: of each its first, and masks that are prepared."""
+        events: list[Output] = []
+        for job in [job for job, _, _ in chosen if job.mask and job.mask.error]:
+            assert job.mask is not None
+            events.append(self._finish(job, "error", error=f"the grammar: {job.mask.error}"))
+        chosen = [one for one in chosen if one[0].request.id in self._jobs]
         rows = [
             (job, row) for job, part, first in chosen for row in range(first, first + 1 + len(part.draft))
         ]
@@ -242,6 +269,8 @@ class StepLoop:
                 return [*events, self._finish(job, "stop")]
             self._totals["output_tokens"] += 1
             is_last = self._scheduler.append(sequence, token)
+            if job.mask is not None and not is_last:
+                job.mask.accept(token)
             logprob = row.of(token) if row else None
             if is_last:
                 return [*events, self._finish(job, "length", token=token, logprob=logprob)]

@@ -1,18 +1,22 @@
 """What the step loop asks of grammars: compile one, forbid tokens before sampling, be told the choice.
 
 The loop knows no grammar library; whoever makes it hands in a `Grammars`. Compiling runs in a thread of the
-loop's, since it may take a second: the request waits meanwhile and the others go on. Masking runs once a step
-for all rows that have a grammar.
+loop's, since it may take a second: the request waits meanwhile and the others go on. Which tokens may come
+next is found in threads too, while the step is computed whose logits it is for: a grammar that takes longer
+than a step holds up its own request, not the step. Masking runs once a step for all rows that have one.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from isthmus.engine.grammar_limits import GrammarThread
 from isthmus.engine.request import Grammar
 from isthmus.errors import UsageError
 
@@ -20,11 +24,26 @@ from isthmus.errors import UsageError
 _PATIENCE_S = 0.02
 
 
+# A step waits so long for masks that are not found yet, in all. A mask takes 0.1 to 1 ms, a small model's
+# step maybe less.
+_GRACE_S = 0.002
+
+# Threads that find masks: a slow one leaves the other to the rest.
+_MASK_THREADS = 2
+
+# Of one answer's masks, on one core: 100,000 tokens of JSON. A grammar for which that does not suffice keeps
+# a core busy that all requests need.
+MAX_MASK_SECONDS = 10.0
+
+
 class TokenMask(Protocol):
-    """One answer under a grammar: which tokens may come next. Used by the loop's thread alone."""
+    """One answer under a grammar: which tokens may come next. Used by one thread at a time."""
 
     def accept(self, token: int) -> None:
         """`token` was chosen; never a stop token. ValueError if it may not come here."""
+
+    def prepare(self) -> None:
+        """Finds what may come next. ValueError: that is beyond the limits of a grammar."""
 
 
 class Grammars(Protocol):
@@ -34,34 +53,76 @@ class Grammars(Protocol):
     def mask(self, rows: Sequence[tuple[TokenMask, Tensor]]) -> None:
         """Writes -inf over every token that may not come next; each row is finite f32 [vocab], contiguous.
 
+        The masks are prepared.
+
         Tokens that end the answer are open where it is complete, and only they where it cannot go on.
         """
 
 
+class AnswerMask:
+    """The mask of one answer, prepared for its next token or about to be."""
+
+    def __init__(self, mask: TokenMask, threads: ThreadPoolExecutor) -> None:
+        self.mask = mask
+        self._threads = threads
+        self._seconds = 0.0
+        self.prepared = threads.submit(self._prepare, None)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it could not be prepared. Waits for it."""
+        return self.prepared.exception()
+
+    def accept(self, token: int) -> None:
+        """Goes on behind a token that was chosen."""
+        self.prepared = self._threads.submit(self._prepare, token)
+
+    def _prepare(self, token: int | None) -> None:
+        started = time.thread_time()
+        if token is not None:
+            self.mask.accept(token)
+        self.mask.prepare()
+        self._seconds += time.thread_time() - started
+        if self._seconds > MAX_MASK_SECONDS:
+            raise ValueError(
+                f"to find which tokens may come next took more than {MAX_MASK_SECONDS:g} s of a core: "
+                "make it simpler, best without ambiguity"
+            )
+
+
 class Compiler:
-    """Grammars in a thread of their own. What makes them is made there too, for the first grammar."""
+    """Grammars in threads of their own. What makes them is made there too, for the first grammar."""
 
     def __init__(self, make: Callable[[], Grammars] | None) -> None:
         self._make = make
         self._grammars: Grammars | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = GrammarThread()
+        self._mask_threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="mask")
 
     def start(self, grammar: Grammar) -> Future[TokenMask]:
         """UsageError if there is nothing that compiles."""
         if self._make is None:
             raise UsageError("this engine has no grammars: it cannot hold an answer to one")
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        return self._thread.submit(self._compile, self._make, grammar)
+        return self._thread.submit(partial(self._compile, self._make, grammar))
 
-    def mask(self, rows: Sequence[tuple[TokenMask, Tensor]]) -> None:
+    def begin(self, mask: TokenMask) -> AnswerMask:
+        return AnswerMask(mask, self._mask_threads)
+
+    @staticmethod
+    def wait_for_masks(masks: Collection[AnswerMask]) -> None:
+        """Until all are prepared, or a step should not wait any longer."""
+        unprepared = [mask.prepared for mask in masks if not mask.prepared.done()]
+        if unprepared:
+            wait(unprepared, timeout=_GRACE_S)
+
+    def mask(self, rows: Sequence[tuple[AnswerMask, Tensor]]) -> None:
         if rows:
             assert self._grammars is not None, "a mask comes from `start`"
-            self._grammars.mask(rows)
+            self._grammars.mask([(mask.mask, row) for mask, row in rows])
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._mask_threads.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     def _compile(self, make: Callable[[], Grammars], grammar: Grammar) -> TokenMask:
         if self._grammars is None:

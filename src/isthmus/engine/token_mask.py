@@ -9,7 +9,7 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
-from isthmus.engine.grammar import GrammarCompiler
+from isthmus.engine.grammar import GrammarCompiler, error_of
 from isthmus.engine.mask import TokenMask
 from isthmus.engine.request import Grammar
 from isthmus.tokenizer import Tokenizer
@@ -20,17 +20,25 @@ class GrammarMask:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
+        self._allowed: Tensor | None = None
 
     def accept(self, token: int) -> None:
+        self._allowed = None
         if not self._matcher.consume_token(token):
-            raise ValueError(f"the grammar does not allow token {token} here")
+            raise ValueError(error_of(self._matcher))
 
-    def allowed(self) -> torch.Tensor:
-        """bool [vocab]: tokens that may come next, those that end the answer among them. All False: none."""
+    def prepare(self) -> None:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():  # a limit of the parser: nothing is certain any more
-            bits = np.zeros_like(bits)
-        return torch.from_numpy(np.unpackbits(bits, bitorder="little")).bool()
+            raise ValueError(error_of(self._matcher))
+        self._allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")).bool()
+
+    def allowed(self) -> Tensor:
+        """bool [vocab]: tokens that may come next, those that end the answer among them. All False: none."""
+        if self._allowed is None:
+            self.prepare()
+        assert self._allowed is not None
+        return self._allowed
 
 
 class VocabularyGrammars:

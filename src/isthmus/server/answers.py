@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from isthmus.engine.grammar_limits import GrammarThread
 from isthmus.engine.request import Grammar
 from isthmus.errors import UsageError
 from isthmus.server import tools
@@ -63,10 +63,10 @@ class Answers:
         self.dialect = dialect
         self._tokenizer = tokenizer
         self._compiler: GrammarCompiler | None = None  # made when first needed
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._thread = GrammarThread()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     async def of(self, chat: ChatRequest, prompt: Sequence[Segment]) -> Answering:
         """ApiError 400 for a schema or grammar that cannot be held, with its `param`."""
@@ -78,7 +78,7 @@ class Answers:
         work = partial(self._grammar, chat, param, answering.inside)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                grammar = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                grammar = await asyncio.wrap_future(self._thread.submit(work))
         except TimeoutError:
             message = f"{param}: what it asks for could not be compiled in {_PATIENCE_S:g} s"
             raise ApiError(400, message, param=param, code="invalid_value") from None
