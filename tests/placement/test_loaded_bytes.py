@@ -20,12 +20,12 @@ from isthmus.weights.source import RawTensor, open_weights
 from models import devices, tiny
 from models.test_quantised import two_files
 
+NAMES = ["llama3-tied", "mixtral", "qwen2moe", "gpt-oss", "glm4moe", "minimax-m2", "deepseek-v2-lite"]
+NAMES += ["deepseek-v3", "deepseek-v3-both"]
+
 
 @pytest.mark.parametrize("exact", [False, True], ids=["free", "exact"])
-@pytest.mark.parametrize(
-    "name",
-    ["llama3-tied", "mixtral", "qwen2moe", "gpt-oss", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-both"],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_plan_counts_what_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, exact: bool
 ) -> None:
@@ -56,6 +56,8 @@ FILES = [
     ("qwen2moe", "F16"),
     ("qwen3moe", "BF16"),
     ("gpt-oss", "MXFP4"),
+    ("glm4moe", "Q8_0"),
+    ("minimax-m2", "BF16"),
     ("deepseek-v2-lite", "F32"),
     ("deepseek-v3", "Q8_0"),
     ("deepseek-v3-both", "Q8_0"),
