@@ -15,6 +15,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 
 # Of one connection, or set again by aiohttp for the next one.
 _HOP_HEADERS = frozenset({"host", "connection", "content-length", "transfer-encoding"})
+_ADDED_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _MAX_BODY_BYTES = 64 << 20
 
 
@@ -82,7 +83,11 @@ class Recorder:
         self.exchanges.append(seen)
         headers = [each for each in request.headers.items() if each[0].lower() not in _HOP_HEADERS]
         async with self._session.request(
-            seen.method, self._target + seen.path, headers=headers, data=seen.request or None
+            seen.method,
+            self._target + seen.path,
+            headers=headers,
+            data=seen.request or None,
+            skip_auto_headers=_ADDED_HEADERS,  # what the client left out stays so
         ) as upstream:
             seen.status, seen.content_type = upstream.status, upstream.content_type
             answer = web.StreamResponse(status=upstream.status)

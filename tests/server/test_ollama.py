@@ -127,6 +127,24 @@ def test_bad_input_has_ollamas_shape(server: Server, client: ollama.Client, path
     assert client.chat(model="fake", messages=MESSAGES).message.content == "Hello there"
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_a_program_need_not_say_that_it_sends_json(server: Server, headers: dict[str, str]) -> None:
+    """LiteLLM's Ollama providers name no type, `curl -d` a form's."""
+    message = {"role": "user", "content": SAY, "images": []}
+    sent = {"model": "fake", "messages": [message], "options": {"num_predict": 24}, "stream": False}
+    answer = httpx.post(f"{server.url}/api/chat", content=json.dumps(sent), headers=headers)
+    assert answer.json()["message"]["content"] == "Hello there"
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://127.0.0.1:3000"}, {"Sec-Fetch-Site": "cross-site"}])
+@pytest.mark.parametrize("kind", [{}, {"Content-Type": "text/plain"}])
+def test_a_page_must(server: Server, headers: dict[str, str], kind: dict[str, str]) -> None:
+    """Without application/json a browser would not ask first whether that page may."""
+    sent = json.dumps({"model": "fake", "messages": MESSAGES})
+    answer = httpx.post(f"{server.url}/api/chat", content=sent, headers=headers | kind)
+    assert (answer.status_code, set(answer.json())) == (415, {"error"})
+
+
 def test_unknown_model_and_path(server: Server, client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         client.chat(model="llama3", messages=MESSAGES)

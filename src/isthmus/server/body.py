@@ -47,9 +47,9 @@ async def read_model(
     return validated(fields, model)
 
 
-async def read_fields(request: Request, options: ServerOptions) -> dict[str, Any]:
-    """The body as a JSON object that nobody has looked into yet."""
-    _check_type(request)
+async def read_fields(request: Request, options: ServerOptions, *, typed: bool = True) -> dict[str, Any]:
+    """The body as a JSON object that nobody has looked into yet; `typed`: it must say that it is JSON."""
+    _check_type(request, typed)
     try:
         async with asyncio.timeout(options.body_timeout_s):
             body = await _read(request, options.max_body_bytes)
@@ -70,10 +70,14 @@ def validated(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
         raise _first_error(error) from None
 
 
-def _check_type(request: Request) -> None:
-    """Only application/json: a web page can send other types to this server without asking the browser."""
+def _check_type(request: Request, typed: bool) -> None:
+    """Only application/json: a web page can send other types to this server without asking the browser.
+
+    Not `typed`: a program may leave it out. Browsers name the Origin of whatever a page posts.
+    """
     kind = request.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "application/json":
+    from_page = "origin" in request.headers or "sec-fetch-site" in request.headers
+    if kind.partition(";")[0].strip().lower() != "application/json" and (typed or from_page):
         message = f"the body must be sent with 'Content-Type: application/json', got {kind[:_MAX_SHOWN]!r}"
         raise ApiError(415, message, code="unsupported_media_type")
 

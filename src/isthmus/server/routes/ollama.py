@@ -131,8 +131,8 @@ async def _start_turn(service: Service, body: GenerateRequest) -> Choices:
 
 
 async def _fields(service: Service, request: Request) -> dict[str, Any]:
-    """The body, with the model by the name that it has here."""
-    fields = await read_fields(request, service.options)
+    """The body, with the model by the name that it has here. As at Ollama it need not say that it is JSON."""
+    fields = await read_fields(request, service.options, typed=False)
     refuse_unsupported(fields, UNSUPPORTED)
     name = fields.get("model")
     if isinstance(name, str) and name not in service.names:
