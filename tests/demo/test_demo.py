@@ -11,7 +11,7 @@ PLAIN_ISAS = [name for name in native.isa_names() if name != "amx"]
 
 
 def answer(isa: str) -> str:
-    command = ["run", "demo", QUESTION, "--temperature", "0", "--max-tokens", "60", "--exact-batching"]
+    command = ["run", "demo", QUESTION, "--temperature", "0", "--max-tokens", "40", "--exact-batching"]
     done = isthmus(*command, ISTHMUS_ISA=isa)
     assert done.returncode == 0, done.stderr
     return done.stdout
