@@ -1,110 +1,152 @@
 """What a GPU says to all that was built for it without one: is it right, and how fast.
 
-    python benches/gpu_check.py [--device cuda:0] [--only PART]... [--json FILE] [--quick]
+    python benches/gpu_check.py [--device cuda:0] [--only PART]... [--minutes 9] [--json FILE] [--quick]
 
+    facts     the machine: card, driver, link, versions
     kernels   each Triton kernel against its reference
     steps     captured decode steps against eager ones, bit for bit, and against the CPU's logits
-    handoffs  the hand-off's latency in a graph of 58 layers, by mechanism
+    memops    the hand-off's latency in a graph of 58 layers, by stream memory operations
+    hostfunc  the same by host functions
     rates     products by format and MLA decodes, in GB/s beside a copy's
     ring      what the bus carries to the device
-    models    decode and prefill by strategy on random weights, memory taken, bytes over the bus
+    qwen3     decode and prefill by strategy on random weights, memory taken, bytes over the bus
+    deepseek  the same at DeepSeek-V3's shapes
+    exact     under exact_batching a request alone and in company, bit for bit
 
-Needs this repository built in place, numpy and torch with CUDA; under 10 minutes: a part that would begin
-after MINUTES is left out, and said to be. A part that fails says so and the others go on. Exit code 1 if
-anything is wrong, 2 if there is no GPU: then tiny shapes are run on the CPU (kernels in triton's
-interpreter), as with --quick --device cpu, which shows that the script itself works. Nothing is measured
-then.
+Needs this repository built in place, numpy and torch with CUDA. Each part is a process of its own: one that
+fails, dies or takes longer than its share is ended, said to be, and the next one begins; what it had found
+stays. Lines go to --json (default: gpu_check.json) as they come. Parts that were stopped or left out can be
+run again by --only, into the same file: lines of other parts are kept.
+
+Exit code: 0 all is right; 1 something is wrong or broke off; 2 there is no GPU; 3 nothing is wrong, but not
+all was run in time. Without a GPU, or with --quick, tiny shapes are run, on the CPU with kernels in triton's
+interpreter, which shows that the script itself works; nothing is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
+from gpu_parts.child import Ended, Part, run_part, serve
+from gpu_parts.lines import Line
 
-from gpu_parts.lines import Line, Setting
-
-# Part -> its module and function; in order of worth, should the time run out.
+# In order of worth, should the time run out. Seconds from estimates: compiling takes most of the first three.
 PARTS = {
-    "kernels": "kernels:kernels",
-    "steps": "steps:steps",
-    "handoffs": "handoffs:handoffs",
-    "rates": "kernels:rates",
-    "ring": "ring:ring",
-    "models": "models:models",
+    "facts": Part("gpu_parts.facts:facts", 60),
+    "kernels": Part("gpu_parts.kernels:kernels", 150),
+    "steps": Part("gpu_parts.steps:steps", 120),
+    "memops": Part("gpu_parts.handoffs:memops", 40),
+    "hostfunc": Part("gpu_parts.handoffs:hostfunc", 40),
+    "rates": Part("gpu_parts.rates:rates", 90),
+    "ring": Part("gpu_parts.ring:ring", 30),
+    "qwen3": Part("gpu_parts.models:qwen3", 120),
+    "deepseek": Part("gpu_parts.models:deepseek", 150),
+    "exact": Part("gpu_parts.steps:exact", 90),
 }
-MINUTES = 8.0
+Lines = dict[str, list[dict[str, Any]]]  # by part
 
 
-def lines_of(part: str, setting: Setting) -> Iterator[Line]:
-    """A part's lines; what breaks it is the last of them."""
-    module, _, name = PARTS[part].partition(":")
-    try:
-        yield from getattr(importlib.import_module(f"gpu_parts.{module}"), name)(setting)
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        yield Line(f"{part} broke off", note=f"{type(error).__name__}: {text}", failed=True)
+class Report:
+    """All lines so far, in a file that is whole at any moment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: Lines = {}
+        self.states: dict[str, str] = {}
+        if path.exists():
+            before = json.loads(path.read_text())
+            self.lines, self.states = before["lines"], before["states"]
+
+    def begin(self, part: str) -> None:
+        self.lines[part], self.states[part] = [], "running"
+        self._write()
+
+    def add(self, part: str, line: Line) -> None:
+        print(line, flush=True)
+        self.lines[part].append(asdict(line))
+        self._write()
+
+    def end(self, part: str, state: str) -> None:
+        self.states[part] = state
+        self._write()
+
+    def _write(self) -> None:
+        beside = self._path.with_suffix(".partial")
+        beside.write_text(json.dumps({"states": self.states, "lines": self.lines}, indent=1))
+        beside.replace(self._path)
 
 
-def run(parts: list[str], setting: Setting) -> list[tuple[str, Line]]:
-    """Prints as it goes."""
-    found: list[tuple[str, Line]] = []
-    begin = time.monotonic()
+def run(parts: list[str], report: Report, minutes: float, arguments: list[str]) -> None:
+    """arguments: of each part's process, beside its name."""
+    stop_at = time.monotonic() + 60 * minutes
     for part in parts:
-        if time.monotonic() - begin > 60 * MINUTES:
-            late = Line(
-                f"{part} left out", note=f"{MINUTES:.0f} minutes are over; try --only {part}", failed=True
-            )
-            print(late)
-            found.append((part, late))
+        print(f"--- {part}", flush=True)
+        report.begin(part)
+        left = stop_at - time.monotonic()
+        if left < 5:
+            report.end(part, f"left out: {minutes:g} minutes are over")
             continue
-        for line in lines_of(part, setting):
-            print(line, flush=True)
-            found.append((part, line))
-        if setting.on_gpu:
-            torch.cuda.empty_cache()
-    return found
+        begin = time.monotonic()
+        state = "ended"
+        for found in run_part(
+            PARTS[part], [sys.executable, __file__, *arguments], min(left, PARTS[part].seconds)
+        ):
+            if isinstance(found, Ended):
+                state = found.why
+                if found.failed:
+                    report.add(part, Line(f"{part} broke off", note=found.why, failed=True))
+            else:
+                report.add(part, found)
+        report.end(part, f"{state} after {time.monotonic() - begin:.0f} s")
 
 
-def setting_of(device: str, quick: bool) -> tuple[Setting, str]:
-    """(the setting, the card); the CPU and tiny shapes where there is no GPU."""
-    if device != "cpu" and torch.cuda.is_available():
-        return Setting(torch.device(device), quick), torch.cuda.get_device_name(device)
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
-    return Setting(torch.device("cpu"), True), "the CPU, kernels in triton's interpreter"
+def table(report: Report, parts: list[str]) -> tuple[list[str], bool]:
+    """Prints what became of each part; (what was wrong, whether all ran to their end)."""
+    wrong, whole = [], True
+    print("\npart       checks          state")
+    for part in parts:
+        lines = [Line(**line) for line in report.lines.get(part, [])]
+        checks = [line for line in lines if line.error is not None or line.failed]
+        bad = [line.what for line in checks if line.wrong]
+        wrong += bad
+        state = report.states.get(part, "not run")
+        whole &= state.startswith("ended")
+        print(f"{part:10} {len(checks) - len(bad):3} of {len(checks):3} right  {state}")
+    return wrong, whole
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="this part; may be repeated")
-    parser.add_argument("--json", type=Path, help="also write the lines here")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, nothing is measured")
-    options = parser.parse_args()
-    setting, card = setting_of(options.device, options.quick)
-    missing = options.device != "cpu" and not setting.on_gpu
-    if missing:
-        print(f"{options.device}: torch {torch.__version__} finds no CUDA device; nothing is measured")
-    print(f"{card}, torch {torch.__version__}")
-    found = run(options.only or list(PARTS), setting)
-    if options.json:
-        facts = {"card": card, "torch": torch.__version__, "measured": not setting.quick}
-        lines = [{"part": part} | asdict(line) for part, line in found]
-        options.json.write_text(json.dumps(facts | {"lines": lines}, indent=1))
-    checks = [line for _, line in found if line.error is not None or line.failed]
-    wrong = [line.what for line in checks if line.wrong]
-    print(
-        f"{len(checks) - len(wrong)} of {len(checks)} checks passed" + "".join(f"; wrong: {w}" for w in wrong)
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all of it")
+    parser.add_argument(
+        "--json", type=Path, default=Path("gpu_check.json"), help="where lines go as they come"
     )
-    return 1 if wrong else 2 if missing else 0
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, nothing is measured")
+    parser.add_argument("--part", help=argparse.SUPPRESS)  # this process is that one's: module:function
+    parser.add_argument("--to", type=int, help=argparse.SUPPRESS)  # a pipe for its lines
+    options = parser.parse_args()
+    if options.part:
+        return serve(options.part, options.to, options.device, options.quick)
+    report = Report(options.json)
+    parts = [part for part in PARTS if part == "facts" or not options.only or part in options.only]
+    run(parts, report, options.minutes, ["--device", options.device, *(["--quick"] if options.quick else [])])
+    wrong, whole = table(report, parts)
+    print(f"{options.json}: all lines" + "".join(f"; wrong: {what}" for what in wrong))
+    if wrong:
+        return 1
+    measured = [line for line in report.lines.get("facts", []) if line["what"] == "measured"]
+    if options.device != "cpu" and not options.quick and measured and not measured[0]["value"]:
+        print(f"{options.device}: there is no CUDA device; nothing was measured")
+        return 2
+    return 0 if whole else 3
 
 
 if __name__ == "__main__":

@@ -8,24 +8,30 @@ import torch
 
 from gpu_parts.lines import Line, Setting, microseconds
 from isthmus.errors import HandoffError
-from isthmus.native.handoff import HostFunc, StreamMemOps, probe
+from isthmus.native.handoff import HostFunc, StreamMemOps
 
 LAYERS, HIDDEN, TOP_K = 58, 7168, 8  # of DeepSeek-V3
 REPLAYS = 200
 
 
-def handoffs(setting: Setting) -> Iterator[Line]:
-    """A graph of LAYERS submissions and waits, one row each, with experts that only scale x."""
+def memops(setting: Setting) -> Iterator[Line]:
+    yield from _in_a_graph(setting, StreamMemOps)
+
+
+def hostfunc(setting: Setting) -> Iterator[Line]:
+    yield from _in_a_graph(setting, HostFunc)
+
+
+def _in_a_graph(setting: Setting, kind: type[StreamMemOps] | type[HostFunc]) -> Iterator[Line]:
+    """A graph of LAYERS submissions and waits, one row each, with experts that only scale x.
+
+    Each mechanism is a part: one that never ends is ended with its process.
+    """
     if not setting.on_gpu:
         return
-    index = setting.device.index or 0
-    found = probe(index)
-    version = ".".join(map(str, found.driver_version))
-    yield Line("the probe chose", note=f"{found.mechanism}: {found.reason}; driver for CUDA {version}")
     with torch.cuda.device(setting.device):
         yield _copies_alone()
-        for kind in (StreamMemOps, HostFunc):
-            yield from _latency(kind, index)
+        yield from _latency(kind, setting.device.index or 0)
 
 
 def _rows() -> tuple[torch.Tensor, ...]:

@@ -1,14 +1,14 @@
-"""Each Triton kernel against its reference, then products and MLA decodes against the card's memory."""
+"""Each Triton kernel against its reference; and under exact_batching a row alone against the same one among
+others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from gpu_parts.lines import Line, Setting, against, microseconds
+from gpu_parts.lines import Line, Setting, against
 from isthmus.formats.spec import by_name
 from isthmus.gpu import (
     activation,
@@ -16,6 +16,7 @@ from isthmus.gpu import (
     dequantise,
     embedding,
     experts,
+    fixed_kernels,
     linear,
     mla,
     prefill,
@@ -28,10 +29,6 @@ from isthmus.gpu import (
 )
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
-# name: (outputs, columns) of DeepSeek-V3's dense products
-SHAPES = {"q_a": (1536, 7168), "q_b": (24576, 1536), "o": (7168, 16384), "shared gate": (2048, 7168)}
-MEASURED_BYTES = 1 << 30  # of weights that a graph walks over
-CONTEXTS = (4096, 32768, 131072)
 SCALES = {"q8_0": 2**-8, "q4_k": 2**-9, "q5_k": 2**-10, "q6_k": 2**-12}  # give weights of about 0.1
 
 
@@ -73,6 +70,7 @@ def kernels(setting: Setting) -> Iterator[Line]:
     yield from check_weights(make, setting.quick)
     yield from check_rows(make, setting.quick)
     yield from check_attention(make, setting.quick)
+    yield from check_fixed(make, setting.quick)
 
 
 def check_weights(make: Maker, quick: bool) -> Iterator[Line]:
@@ -156,43 +154,28 @@ def check_attention(make: Maker, quick: bool) -> Iterator[Line]:
     yield against("MLA prefill", 1.2e-2, got, reference_attention.mla_prefill(*how_far, outs[1]))
 
 
-def copies_of(nbytes: int) -> int:
-    """How many of them a graph walks over, so that none is still in the cache when its turn comes again."""
-    return max(2, min(128, MEASURED_BYTES // nbytes))
+def check_fixed(make: Maker, quick: bool) -> Iterator[Line]:
+    """Under exact_batching, bit for bit: a row alone, and at another place among others."""
+    n, k, rows = (40, 64, 18) if quick else (2048, 7168, 40)
+    x, at = make.bf16(rows, k), rows - 2
 
+    def alike(what: str, together: Tensor, alone: Tensor) -> Line:
+        return Line(f"{what}: a row alone = among {rows}", float((together[at] - alone[0]).abs().amax()), 0.0)
 
-def copy_microseconds(device: torch.device) -> float:
-    source = torch.empty(MEASURED_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return microseconds([lambda: target.copy_(source)])
-
-
-def rates(setting: Setting) -> Iterator[Line]:
-    """Products and MLA decodes against the card's memory: of replayed graphs that walk over more weights than
-    its cache holds; the share is of a copy's rate, read and write counted."""
-    if setting.quick:
-        return
-    make = Maker(setting.device)
-    copy = copy_microseconds(make.device)
-    limit = 2 * MEASURED_BYTES / copy / 1e3
-    yield Line("copy, the limit", None, None, copy, limit, 1.0)
-
-    def line(what: str, nbytes: int, calls: list[Callable[[], object]]) -> Line:
-        taken = microseconds(calls)
-        return Line(what, None, None, taken, nbytes / taken / 1e3, nbytes / taken / 1e3 / limit)
-
-    for name in GPU_FORMATS:
-        for shape, (n, k) in SHAPES.items():
-            nbytes = n * by_name(name).row_bytes(k)
-            weights = [make.weight(name, n, k) for _ in range(copies_of(nbytes))]
-            for count in (1, 8) if shape == "q_a" else (1,):
-                x, out = make.bf16(count, k), torch.empty(count, n, dtype=torch.bfloat16, device=make.device)
-                calls = [partial(linear.linear, x, w, out) for w in weights]
-                yield line(f"{name} {shape} {n} x {k}, {count} rows", nbytes, calls)
-    for context in CONTEXTS:
-        nbytes = context * 576 * 2
-        where = (make.i32([0]), make.i32([context - 1]), make.tables(1, context // 64), 0.07)
-        q, out = make.bf16(1, 128, 576), make.bf16(1, 128, 512)
-        caches = [make.bf16(context // 64, 64, 576) for _ in range(copies_of(nbytes))]
-        calls = [partial(decode.mla_decode, q, cache, 64, *where, out) for cache in caches]
-        yield line(f"MLA decode, {context} keys", nbytes, calls)
+    for name in ("q8_0",) if quick else GPU_FORMATS:
+        if name == "q8_0" or not quick:
+            weight = make.weight(name, n, k if name == "q8_0" or k % 256 == 0 else 256)
+            whole = fixed_kernels.linear(x, weight)
+            yield alike(f"{name}, fixed", whole, fixed_kernels.linear(x[at : at + 1].clone(), weight))
+    for dtype in (torch.float32, torch.bfloat16):
+        plain = make.f32(n, k).to(dtype)
+        whole = fixed_kernels.product_f32(x, plain)
+        yield alike(f"{dtype}, fixed", whole, fixed_kernels.product_f32(x[at : at + 1], plain))
+        yield against(f"{dtype}, fixed", 1e-5, whole, x.to(dtype).double() @ plain.double().T)
+    hidden, inner = (32, 32) if quick else (2048, 768)
+    gate, up, down = (make.weight("q8_0", *shape, 3) for shape in ((inner, hidden),) * 2 + ((hidden, inner),))
+    x, ids = make.bf16(rows, hidden), make.f32(rows, 4).argsort(1)[:, :2].int()
+    weights, slot_of = make.f32(rows, 2).abs(), make.i32([-1, 2, 0, 1])
+    whole = fixed_kernels.experts(x, ids, weights, slot_of, gate, up, down)
+    one = (x[at : at + 1].clone(), ids[at : at + 1].clone(), weights[at : at + 1].clone())
+    yield alike("experts, fixed", whole, fixed_kernels.experts(*one, slot_of, gate, up, down))

@@ -12,26 +12,37 @@ from isthmus.cli.measure import Decoder, prefill_seconds, random_prompt
 from isthmus.engine.engine import Engine
 from isthmus.errors import IsthmusError
 
-# Few enough layers that all strategies load within minutes: half of DeepSeek-V3's 5 are dense.
-MODELS = ("dummy:qwen3-30b-a3b?layers=12", "dummy:deepseek-v3?layers=5")
-STRATEGIES = ("cpu", "stream", "hybrid", "gpu")
+# Few enough layers that all strategies load within minutes: more than half of DeepSeek-V3's 5 are dense.
+QWEN3, DEEPSEEK = "dummy:qwen3-30b-a3b?layers=12", "dummy:deepseek-v3?layers=5"
+STRATEGIES = ("hybrid", "cpu", "stream", "gpu")  # in order of worth, should the time run out
 PROMPT, DECODE_S = 512, 2.0
 
 
-def models(setting: Setting) -> Iterator[Line]:
-    """Tokens per second are of these cut models; with all layers there are that many times fewer."""
-    for model in TINY if setting.quick else MODELS:
-        for strategy in STRATEGIES:
-            what = f"{model.removeprefix('dummy:')} {strategy}"
-            try:
-                engine = start(setting, model, strategy=strategy, context_tokens=PROMPT * 2)
-            except IsthmusError as error:
-                yield Line(what, note=str(error))
-                continue
-            try:
-                yield from _ran(engine, what) if setting.quick else _measured(engine, what)
-            finally:
-                engine.close()
+def qwen3(setting: Setting) -> Iterator[Line]:
+    yield from _by_strategy(setting, TINY[0] if setting.quick else QWEN3)
+
+
+def deepseek(setting: Setting) -> Iterator[Line]:
+    yield from _by_strategy(setting, TINY[1] if setting.quick else DEEPSEEK)
+
+
+def _by_strategy(setting: Setting, model: str) -> Iterator[Line]:
+    """Tokens per second are of these cut models; with all layers there are that many times fewer. What breaks
+    one strategy leaves the others."""
+    for strategy in STRATEGIES:
+        what = f"{model.removeprefix('dummy:')} {strategy}"
+        try:
+            engine = start(setting, model, strategy=strategy, context_tokens=PROMPT * 2)
+        except IsthmusError as error:
+            yield Line(f"{what} does not load", note=str(error), failed=True)
+            continue
+        yield Line(f"{what}: loaded in", value=engine.info.load_seconds, unit="s")
+        try:
+            yield from _ran(engine, what) if setting.quick else _measured(engine, what)
+        except (IsthmusError, RuntimeError) as error:
+            yield Line(f"{what} broke off", note=f"{type(error).__name__}: {error}", failed=True)
+        finally:
+            engine.close()
 
 
 def _ran(engine: Engine, what: str) -> Iterator[Line]:
@@ -54,14 +65,17 @@ def _measured(engine: Engine, what: str) -> Iterator[Line]:
         tokens += 1
     seconds = time.perf_counter() - begin
     yield Line(f"{what}: decode after {PROMPT}", value=tokens / seconds, unit="tok/s")
-    if engine.handed_over:
-        crossed = (_crossed(engine) - before) / tokens
-        yield Line(f"{what}: handed over for a token", value=crossed, unit="bytes")
+    if engine.handed_over or engine.expert_use:
+        crossed = [after - was for after, was in zip(_crossed(engine), before, strict=True)]
+        yield Line(f"{what}: activations over the bus for a token", value=crossed[0] / tokens, unit="bytes")
+        yield Line(f"{what}: weights over the bus for a token", value=crossed[1] / tokens, unit="bytes")
     for name, taken in engine.device_bytes.items():
         yield Line(f"{what}: memory of {name}", value=taken / 1e9, unit="GB")
     decoder.end()
 
 
-def _crossed(engine: Engine) -> int:
-    counted = engine.handed_over
-    return counted.bytes_x + counted.bytes_y + counted.bytes_routing if counted else 0
+def _crossed(engine: Engine) -> tuple[int, int]:
+    """(activations and choices of experts, experts) so far, in bytes."""
+    counted, use = engine.handed_over, engine.expert_use
+    rows = counted.bytes_x + counted.bytes_y + counted.bytes_routing if counted else 0
+    return rows, use.bytes_streamed + use.bytes_uploaded if use else 0

@@ -34,6 +34,7 @@ def ring(setting: Setting) -> Iterator[Line]:
         yield _rate("an expert from ordinary memory", from_memory)
         yield _rate("an expert through a ring of pinned stages", _through_stages(weights, pinned, on_device))
         yield from _registered(weights, from_memory)
+        yield from _beside_products(from_pinned)
 
 
 def _through_stages(weights: Tensor, pinned: list[Tensor], on_device: list[Tensor]) -> Callable[[int], None]:
@@ -67,6 +68,29 @@ def _registered(weights: Tensor, copy: Callable[[int], None]) -> Iterator[Line]:
     finally:
         torch.cuda.synchronize()
         cudart.cudaHostUnregister(weights.data_ptr())
+
+
+def _beside_products(copy: Callable[[int], None]) -> Iterator[Line]:
+    """Whether copies on a stream of their own go on while the card multiplies, and what that costs both."""
+    a = torch.randn(4096, 4096, device="cuda").bfloat16()
+    copies = torch.cuda.Stream()
+
+    def times(products: int, num_copies: int) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with torch.cuda.stream(copies):
+            for turn in range(num_copies):
+                copy(turn)
+        for _ in range(products):
+            torch.mm(a, a)
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    times(2, 2)
+    products, num_copies = 200, 100
+    alone = times(products, 0), times(0, num_copies)
+    both = times(products, num_copies)
+    yield Line("products and copies: one after the other over at once", value=sum(alone) / both, unit="times")
 
 
 def _rate(what: str, copy: Callable[[int], None]) -> Line:

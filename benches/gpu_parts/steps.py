@@ -1,8 +1,10 @@
-"""Captured decode steps against the same steps called eagerly, and both against the CPU's logits."""
+"""Captured decode steps against the same steps called eagerly, and both against the CPU's logits; and under
+exact_batching each request alone against all together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,41 @@ def steps(setting: Setting) -> Iterator[Line]:
             engine.close()
             distance = float((got - wanted).abs().max() / wanted.std())
             yield Line(f"{what}: from the CPU's logits, at most", value=distance, unit="of their std")
+
+
+def exact(setting: Setting) -> Iterator[Line]:
+    """Sampled tokens and their log-probabilities, bit for bit: in common steps, in chunks, with drafts."""
+    ways = {"together": {}, "in chunks, with drafts": {"chunk_tokens": 48, "speculate": "ngram"}}
+    for model in TINY if setting.quick else TINY + REAL[:1]:
+        how = {"strategy": "hybrid", "exact_batching": True}
+        alone: dict[str, list[Any]] = {}
+        engine = start(setting, model, **how)
+        for index in range(len(PROMPTS)):
+            alone |= _events(engine, [index])
+        engine.close()
+        for name, options in ways.items():
+            engine = start(setting, model, parallel=len(PROMPTS), **how, **options)
+            events = _events(engine, list(range(len(PROMPTS))))
+            engine.close()
+            differ = sum(events[request] != alone[request] for request in alone)
+            yield Line(
+                f"{model.removeprefix('dummy:')} exact, {name}: answers that differ", float(differ), 0.0
+            )
+
+
+def _events(engine: Engine, prompts: list[int]) -> dict[str, list[Any]]:
+    """By request, its tokens with the log-probabilities of the ten most probable ones."""
+    for index in prompts:
+        prompt = random_prompt(PROMPTS[index], engine.info.vocab_size, seed=index)
+        params = SamplingParams(seed=index, max_tokens=TOKENS, logprobs=10)
+        engine.add(Request(str(index), prompt, params))
+    events: dict[str, list[Any]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            if output.error:
+                raise RuntimeError(output.error)
+            events.setdefault(output.request_id, []).append((output.token, output.logprob))
+    return events
 
 
 def _captured_against_eager(engine: Engine) -> tuple[int, float]:

@@ -9,82 +9,149 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHES = Path(__file__).parents[2] / "benches"
+TINY = ("--quick", "--device", "cpu")
+
+PARTS = """
+import os, sys, time
+from gpu_parts.lines import Line
+
+def works(setting):
+    yield Line("a figure", value=2.0, unit="tok/s")
+    yield Line("a check", 0.5, 1.0)
+
+def is_wrong(setting):
+    yield Line("another", 2.0, 1.0)
+
+def raises(setting):
+    yield Line("begun", 0.0, 0.0)
+    raise RuntimeError("the card is gone\\nand a second line")
+
+def dies(setting):
+    yield Line("begun", 0.0, 0.0)
+    print("CUDA error: an illegal memory access", file=sys.stderr, flush=True)
+    os.abort()
+
+def hangs(setting):
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that waits for a device hears none
+    yield Line("begun", 0.0, 0.0)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """With parts of our own, which its processes find."""
+    (tmp_path / "odd_parts.py").write_text(PARTS)
+    sources = str(BENCHES.parent / "src")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{sources}")
     monkeypatch.syspath_prepend(str(BENCHES))
     return importlib.import_module("gpu_check")
 
 
-def run(script: Any, monkeypatch: pytest.MonkeyPatch, facts: Path, *words: str) -> tuple[int, list[Any]]:
-    """(exit code, the lines of its JSON)."""
+def odd(script: Any, monkeypatch: pytest.MonkeyPatch, *names: str, seconds: float = 60) -> None:
+    parts = {name: script.Part(f"odd_parts:{name}", seconds) for name in names}
+    monkeypatch.setattr(script, "PARTS", parts)
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, facts: Path, *words: str) -> tuple[int, Any]:
+    """(exit code, its JSON)."""
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--json", str(facts), *words])
     code = script.main()
-    said = json.loads(facts.read_text())
-    assert said["measured"] is False
-    return code, said["lines"]
+    return code, json.loads(facts.read_text())
 
 
-def test_every_check_runs_and_a_wrong_kernel_fails_it(
-    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_check_runs_and_a_wrong_kernel_fails_it(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but one kernel as they are; the one is off by an eighth."""
+    from gpu_parts.child import lines_of
+    from gpu_parts.lines import Setting
     from isthmus.gpu import activation
 
     right = activation.act_mul
     monkeypatch.setattr(activation, "act_mul", lambda *args: right(*args) * 1.125)
-    words = ("--quick", "--device", "cpu", "--only", "kernels")
-    code, lines = run(script, monkeypatch, tmp_path / "facts.json", *words)
-    assert code == 1
-    assert "18 of 19 checks passed; wrong: silu * up" in capsys.readouterr().out
-    assert [line["what"] for line in lines if line["error"] > line["tolerance"]] == ["silu * up"]
-    assert len(lines) == 19
+    lines = list(lines_of(script.PARTS["kernels"].where, Setting(torch.device("cpu"), True)))
+    assert [line.what for line in lines if line.wrong] == ["silu * up"]
+    assert len([line for line in lines if line.error is not None]) == len(lines) == 25
 
 
-def test_without_cuda_it_says_so_and_runs_what_it_can(
+def test_what_fails_dies_or_hangs_leaves_the_others(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of it but the kernels, which the test above runs."""
-    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: False)
-    others = [word for part in script.PARTS if part != "kernels" for word in ("--only", part)]
-    code, lines = run(script, monkeypatch, tmp_path / "facts.json", *others)
+    odd(script, monkeypatch, "raises", "dies", "hangs", "works", seconds=15)
+    monkeypatch.setattr(importlib.import_module("gpu_parts.child"), "KILL_S", 0.2)
+    monkeypatch.setitem(script.PARTS, "hangs", script.Part("odd_parts:hangs", 6))
+    code, said = run(script, monkeypatch, tmp_path / "facts.json", *TINY)
+    assert code == 1
+    what = {part: [line["what"] for line in lines] for part, lines in said["lines"].items()}
+    assert what == {
+        "raises": ["begun", "raises broke off"],
+        "dies": ["begun", "dies broke off"],
+        "hangs": ["begun"],
+        "works": ["a figure", "a check"],
+    }
+    assert said["lines"]["raises"][1]["note"] == "RuntimeError: the card is gone"
+    assert said["lines"]["dies"][1]["note"] == "killed by SIGABRT: CUDA error: an illegal memory access"
+    assert said["states"]["hangs"].startswith("stopped: its 6 s are over")
+    assert said["states"]["works"].startswith("ended after")
+    out = capsys.readouterr().out
+    assert "raises       1 of   2 right  ended" in out
+    assert "wrong: raises broke off; wrong: dies broke off" in out
+
+
+def test_the_exit_code_says_what_is_to_be_done(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All well; wrong; not all in time, which a second run of the rest completes, in the same file."""
+    odd(script, monkeypatch, "works")
+    assert run(script, monkeypatch, tmp_path / "a.json", *TINY)[0] == 0
+    odd(script, monkeypatch, "is_wrong", "works")
+    assert run(script, monkeypatch, tmp_path / "b.json", *TINY)[0] == 1
+    odd(script, monkeypatch, "works")
+    code, said = run(script, monkeypatch, tmp_path / "c.json", *TINY, "--minutes", "0.01")
+    assert code == 3
+    assert said == {"lines": {"works": []}, "states": {"works": "left out: 0.01 minutes are over"}}
+    code, said = run(script, monkeypatch, tmp_path / "c.json", *TINY, "--only", "works")
+    assert code == 0
+    assert len(said["lines"]["works"]) == 2
+    assert "works        1 of   1 right  ended after" in capsys.readouterr().out
+
+
+def test_without_cuda_it_says_so_and_names_the_machine(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, said = run(script, monkeypatch, tmp_path / "facts.json", "--only", "facts")
     assert code == 2
-    said = capsys.readouterr().out
-    assert "finds no CUDA device; nothing is measured" in said
-    assert "4 of 4 checks passed" in said
-    assert {line["part"] for line in lines} == {"steps", "models"}
-    exact = [line for line in lines if "graph on = off" in line["what"]]
-    assert len(exact) == 4  # two models, hybrid and gpu
-    assert all(line["error"] == 0 for line in exact)
-    assert not [line for line in lines if line["microseconds"] or line["gb_s"] or line["unit"] == "tok/s"]
-    ran = [line["what"] for line in lines if line["note"] == "runs; nothing was measured"]
-    assert "tiny-deepseek2 hybrid" in ran
+    assert "there is no CUDA device; nothing was measured" in capsys.readouterr().out
+    named = {line["what"]: line["note"] for line in said["lines"]["facts"]}
+    assert named["torch"] == torch.__version__
+    assert {"python", "isthmus", "CPU", "GPU"} <= set(named)
 
 
-def test_a_part_that_breaks_leaves_the_others(
-    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from gpu_parts import models, steps
-    from gpu_parts.lines import Line
+def test_what_a_machine_without_a_gpu_can_do_runs(script: Any) -> None:
+    """All other parts, in this process."""
+    from gpu_parts.child import lines_of
+    from gpu_parts.lines import Setting
 
-    def broken(setting: Any) -> Any:
-        yield Line("begun")
-        raise RuntimeError("the card is gone\nand a second line")
-
-    monkeypatch.setattr(steps, "steps", broken)
-    monkeypatch.setattr(models, "models", lambda setting: iter([Line("went on")]))
-    words = ("--quick", "--device", "cpu", "--only", "steps", "--only", "models")
-    code, lines = run(script, monkeypatch, tmp_path / "facts.json", *words)
-    assert code == 1
-    assert [line["what"] for line in lines] == ["begun", "steps broke off", "went on"]
-    assert lines[1]["note"] == "RuntimeError: the card is gone"
-    monkeypatch.setattr(script, "MINUTES", -1.0)
-    code, lines = run(script, monkeypatch, tmp_path / "facts.json", *words)
-    assert code == 1
-    assert [line["what"] for line in lines] == ["steps left out", "models left out"]
+    lines = {
+        name: list(lines_of(part.where, Setting(torch.device("cpu"), True)))
+        for name, part in script.PARTS.items()
+        if name not in ("facts", "kernels")
+    }
+    every = [line for of in lines.values() for line in of]
+    assert not [line for line in every if line.wrong]
+    assert {name for name, of in lines.items() if of} == {"steps", "exact", "qwen3", "deepseek"}
+    alike = [line for line in lines["steps"] if "graph on = off" in line.what]
+    assert len(alike) == 4  # two models, hybrid and gpu
+    differ = [line for line in lines["exact"] if "answers that differ" in line.what]
+    assert len(differ) == 4  # two models, together and in chunks
+    assert not [line for line in every if line.microseconds or line.gb_s or line.unit == "tok/s"]
+    ran = [line.what for line in lines["deepseek"] if line.note == "runs; nothing was measured"]
+    assert ran == [f"tiny-deepseek2 {strategy}" for strategy in ("hybrid", "cpu", "stream", "gpu")]
 
 
 def test_not_a_number_is_wrong(script: Any) -> None:

@@ -1,0 +1,71 @@
+"""Products by format and MLA decodes against the card's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from gpu_parts.kernels import Maker
+from gpu_parts.lines import Line, Setting, against, microseconds
+from isthmus.formats.spec import by_name
+from isthmus.gpu import decode, linear, plain, reference_attention
+from isthmus.gpu.tiles import GPU_FORMATS
+
+# name: (outputs, columns) of DeepSeek-V3's dense products
+SHAPES = {"q_a": (1536, 7168), "q_b": (24576, 1536), "o": (7168, 16384), "shared gate": (2048, 7168)}
+MEASURED_BYTES = 1 << 30  # of weights that a graph walks over
+CONTEXTS = (4096, 32768, 131072)
+
+
+def copies_of(nbytes: int) -> int:
+    """How many of them a graph walks over, so that none is still in the cache when its turn comes again."""
+    return max(2, min(128, MEASURED_BYTES // nbytes))
+
+
+def copy_microseconds(device: torch.device) -> float:
+    source = torch.empty(MEASURED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return microseconds([lambda: target.copy_(source)])
+
+
+def rates(setting: Setting) -> Iterator[Line]:
+    """Products and MLA decodes against the card's memory: of replayed graphs that walk over more weights than
+    its cache holds; the share is of a copy's rate, read and write counted."""
+    if setting.quick:
+        return
+    make = Maker(setting.device)
+    copy = copy_microseconds(make.device)
+    limit = 2 * MEASURED_BYTES / copy / 1e3
+    yield Line("copy, the limit", None, None, copy, limit, 1.0)
+
+    def line(what: str, nbytes: int, calls: list[Callable[[], object]]) -> Line:
+        taken = microseconds(calls)
+        return Line(what, None, None, taken, nbytes / taken / 1e3, nbytes / taken / 1e3 / limit)
+
+    for name in GPU_FORMATS:
+        for shape, (n, k) in SHAPES.items():
+            nbytes = n * by_name(name).row_bytes(k)
+            weights = [make.weight(name, n, k) for _ in range(copies_of(nbytes))]
+            for count in (1, 8) if shape == "q_a" else (1,):
+                x, out = make.bf16(count, k), torch.empty(count, n, dtype=torch.bfloat16, device=make.device)
+                calls = [partial(linear.linear, x, w, out) for w in weights]
+                yield line(f"{name} {shape} {n} x {k}, {count} rows", nbytes, calls)
+    for shape, (n, k) in SHAPES.items():  # what a file's bf16 weights take, and what the formats are beside
+        dense = [make.bf16(n, k) for _ in range(copies_of(2 * n * k))]
+        x = make.bf16(1, k)
+        calls = [partial(plain.product_f32, x, w) for w in dense]
+        yield line(f"bf16 by torch {shape} {n} x {k}, 1 rows", 2 * n * k, calls)
+        del dense, calls
+    for context in CONTEXTS:
+        nbytes = context * 576 * 2
+        where = (make.i32([0]), make.i32([context - 1]), make.tables(1, context // 64), 0.07)
+        q, out = make.bf16(1, 128, 576), make.bf16(1, 128, 512)
+        caches = [make.bf16(context // 64, 64, 576) for _ in range(copies_of(nbytes))]
+        expected = reference_attention.mla_decode(q, caches[0], 64, *where)
+        yield against(
+            f"MLA decode, {context} keys", 8e-3, decode.mla_decode(q, caches[0], 64, *where), expected
+        )
+        calls = [partial(decode.mla_decode, q, cache, 64, *where, out) for cache in caches]
+        yield line(f"MLA decode, {context} keys", nbytes, calls)
