@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
+from isthmus.engine import graphs
 from isthmus.engine.batch import Batch
 from isthmus.engine.graphs import CudaLane, DirectLane, lane_of
 from isthmus.engine.padding import bucket_of, each_its_own, padded
@@ -35,6 +36,19 @@ class FakeCuda:
             def wait_stream(self, other: Stream) -> None:
                 cuda.calls.append(("wait", str(self.device), str(other.device)))
 
+        class Event:
+            """Done 2.5 ms of the device after the one before it."""
+
+            def __init__(self, enable_timing: bool = False) -> None:
+                assert enable_timing
+
+            def record(self, stream: Stream) -> None:
+                self.at = 2.5 * sum(call[0] == "event" for call in cuda.calls)
+                cuda.calls.append(("event", str(stream.device)))
+
+            def elapsed_time(self, later: Event) -> float:
+                return later.at - self.at
+
         class Graph:
             def replay(self) -> None:
                 assert not cuda.capturing
@@ -55,6 +69,7 @@ class FakeCuda:
             yield
 
         for name, fake in {
+            "Event": Event,
             "Stream": Stream,
             "CUDAGraph": Graph,
             "graph": graph,
@@ -126,6 +141,17 @@ def test_a_lane_waits_for_the_one_before_it(cuda: FakeCuda) -> None:
 def test_work_is_queued_on_the_lanes_own_device_and_stream(cuda: FakeCuda) -> None:
     with lane_of(torch.device("cuda:1")).here():
         assert cuda.calls == [("on", "cuda:1"), ("on", "cuda:1")]
+
+
+def test_events_say_when_work_was_done_on_the_hosts_clock(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs.time, "monotonic_ns", lambda: 7_000_000_000)
+    clock = lane_of(torch.device("cuda:1")).clock()
+    for _ in range(3):
+        clock.mark()
+    assert cuda.calls == ["synchronize", *[("event", "cuda:1")] * 4]  # the first on an idle stream
+    assert clock.times_ns() == [7_002_500_000, 7_005_000_000, 7_007_500_000]
 
 
 # ------------------------------------------------------------------------------------------ padding

@@ -3,18 +3,20 @@
 The file opens in chrome://tracing and in https://ui.perfetto.dev. Two lanes: the device that has attention,
 norms, router and head, and the CPU with the routed experts. Where the CPU is the device of everything the two
 never overlap: the lanes then show what a split could let run side by side. With --overlap a step of several
-sequences shows the two halves' turns: one's experts beside the other's attention.
+sequences shows the two halves' turns: one's experts beside the other's attention. On a torch device the first
+lane is that device's own time, by marks between layers and around the hand-off's calls.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from isthmus import native
 from isthmus.cli.measure import random_prompt
+from isthmus.engine.device_trace import DeviceSpan
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import EngineError
@@ -34,11 +36,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """A step from begin_ns to end_ns; spans in the order of their beginnings."""
+    """A step from begin_ns to end_ns; spans in the order of their beginnings. called: on devices, where it
+    is replayed else, without the gaps between launches."""
 
     begin_ns: int
     end_ns: int
     spans: list[Span]
+    called: bool = False
 
     def idle_share(self, lane: str) -> float:
         """Of the step, the part in which nothing on the lane worked; waiting is not working."""
@@ -56,7 +60,8 @@ class Trace:
         for lane, name in ((DEVICE, "the device"), (EXPERTS, "the CPU's experts")):
             seen = any(span.lane == lane for span in self.spans)
             idle.append(f"{name} idle {self.idle_share(lane):.0%} of it" if seen else f"{name} not traced")
-        return f"a decode step of {(self.end_ns - self.begin_ns) / 1e6:.1f} ms: {', '.join(idle)}"
+        how = ", called and not replayed" if self.called else ""
+        return f"a decode step of {(self.end_ns - self.begin_ns) / 1e6:.1f} ms{how}: {', '.join(idle)}"
 
     def to_json(self) -> str:
         """The Trace Event Format: complete events, times in us from the step's beginning."""
@@ -93,16 +98,20 @@ def trace_step(engine: Engine, prompt_tokens: int, sequences: int = 1) -> Trace:
     for _ in range(2):
         _decodes(engine, sequences)
     engine.take_handoff_events()
-    native.keep_op_log(KEPT)
-    begin = time.monotonic_ns()
-    _decodes(engine, sequences)
-    end = time.monotonic_ns()
-    operators = native.keep_op_log(0)
+    with engine.traced_on_devices() as on_devices:
+        native.keep_op_log(KEPT)
+        begin = time.monotonic_ns()
+        _decodes(engine, sequences)
+        end = time.monotonic_ns()
+        operators = native.keep_op_log(0)
     for name in names:
         engine.cancel(name)
     while engine.has_work:
         engine.step()
-    return Trace(begin, end, _spans(operators, engine.take_handoff_events()))
+    events = engine.take_handoff_events()
+    if on_devices:  # what is native then is the CPU's experts, which the hand-off has
+        return Trace(begin, end, _of_devices(on_devices, events), called=True)
+    return Trace(begin, end, _spans(operators, events))
 
 
 def _decodes(engine: Engine, sequences: int) -> bool:
@@ -114,6 +123,23 @@ def _decodes(engine: Engine, sequences: int) -> bool:
     return len(outputs) == sequences
 
 
+def _of_devices(on_devices: Sequence[DeviceSpan], events: list[Event]) -> list[Span]:
+    several = len({span.device for span in on_devices}) > 1
+    spans = [
+        Span(DEVICE, f"{span.name}{f' on device {span.device}' if several else ''}", *span[2:])
+        for span in on_devices
+    ]
+    return sorted(spans + _experts(events), key=lambda span: span.begin_ns)
+
+
+def _experts(events: list[Event]) -> list[Span]:
+    return [
+        Span(EXPERTS, f"experts of layer {event.layer}", event.begin_ns, event.end_ns)
+        for event in events
+        if event.phase == "experts"
+    ]
+
+
 def _spans(operators: Iterable[tuple[str, int, int]], events: list[Event]) -> list[Span]:
     """The hand-off says which layer its experts were of; without one each call is a layer's."""
     spans, layer = [], 0
@@ -122,9 +148,4 @@ def _spans(operators: Iterable[tuple[str, int, int]], events: list[Event]) -> li
         name = f"{kind} of layer {layer}" if lane == EXPERTS else kind
         spans.append(Span(lane, name, begin, end))
         layer += lane == EXPERTS
-    spans += [
-        Span(EXPERTS, f"experts of layer {event.layer}", event.begin_ns, event.end_ns)
-        for event in events
-        if event.phase == "experts"
-    ]
-    return sorted(spans, key=lambda span: span.begin_ns)
+    return sorted(spans + _experts(events), key=lambda span: span.begin_ns)

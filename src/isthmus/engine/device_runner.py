@@ -19,6 +19,7 @@ from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS, MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch, Step
+from isthmus.engine.device_trace import DeviceSpan, Marks, marked
 from isthmus.engine.devices import first_line
 from isthmus.engine.graphs import Lane, Replay
 from isthmus.engine.padding import bucket_of, each_its_own, padded
@@ -91,6 +92,13 @@ class DeviceRunner:
         are compared with. (Products of another number of rows may be summed in another order.)"""
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
 
+    def traced(self, plan: StepPlan) -> tuple[Tensor, list[DeviceSpan]]:
+        """`eager`, and what each stage's device did when."""
+        batch = make_batch(plan, self.block_tokens, self.table_width)
+        marks: list[Marks] = []
+        logits = self._step(batch, may_capture=False, marks=marks)
+        return logits, [span for number, of in enumerate(marks) for span in of.spans(number)]
+
     def warm_up(self, chunk_rows: int, buckets: Sequence[int]) -> None:
         """Where lanes compile: prefills of up to `chunk_rows` rows, and decodes of as many rows as `buckets`
         say, of which nothing is kept but what was captured.
@@ -125,13 +133,14 @@ class DeviceRunner:
             captured.close()
         self._captured.clear()
 
-    def _step(self, batch: Batch, *, may_capture: bool) -> Tensor:
+    def _step(self, batch: Batch, *, may_capture: bool, marks: list[Marks] | None = None) -> Tensor:
+        """marks: gets those of each stage of a step that is called."""
         with torch.inference_mode(), self._as_one_step(batch.num_rows):
             step = self.model.prepare(batch, self.state.num_blocks)
             if not batch.is_like_decode or batch.num_rows > MAX_CAPTURED_ROWS:
-                return self._on_host(self._eager(step))
+                return self._on_host(self._eager(step, marks))
             full = self._filled_up(each_its_own(batch), bucket_of(batch.num_rows))
-            logits = self._decode(full) if may_capture and self._captures else self._eager(full)
+            logits = self._decode(full) if may_capture and self._captures else self._eager(full, marks)
             return self._on_host(logits[: batch.num_rows])
 
     def _filled_up(self, batch: Batch, rows: int) -> Step:
@@ -139,14 +148,19 @@ class DeviceRunner:
         full = padded(batch, rows, self.state.spare_block)
         return self.model.prepare(full, self.state.num_blocks + 1)  # the spare one too
 
-    def _eager(self, step: Step) -> Tensor:
+    def _eager(self, step: Step, marks: list[Marks] | None = None) -> Tensor:
         x = torch.empty(0)
         before: Lane | None = None
         for stage, target, lane in self.places:
-            with lane.here():
+            with lane.here(), ExitStack() as stack:
                 if before is not None:
                     lane.follow(before)
-                x = stage(x, DeviceStep(step, target), self.state)
+                indices = DeviceStep(step, target)
+                if marks is not None:
+                    marks.append(Marks(lane.clock()))
+                    splits = [target.split] if target.split else []
+                    stage = stack.enter_context(marked(stage, splits, marks[-1]))
+                x = stage(x, indices, self.state)
             before = lane
         return x
 

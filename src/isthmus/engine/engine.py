@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from isthmus import native
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.device_runner import DeviceRunner, give_back_cached_memory
+from isthmus.engine.device_trace import DeviceSpan
 from isthmus.engine.devices import StandIns, device_name, executable_plan
 from isthmus.engine.expert_cache import LearningRunner
 from isthmus.engine.kv_blocks import CopyingRunner
@@ -159,6 +160,28 @@ class Engine(StepLoop):
     def take_handoff_events(self) -> list[Event]:
         """What the hand-off did since the last call; nothing where there is none."""
         return self._handoffs.take_events()
+
+    @contextmanager
+    def traced_on_devices(self) -> Iterator[list[DeviceSpan]]:
+        """Steps within are called on devices, not replayed, and the list gets what each did when. Nothing
+        where modules are native, whose operators keep a log of their own."""
+        spans: list[DeviceSpan] = []
+        runner = self._runner
+        if not isinstance(runner, DeviceRunner):
+            yield spans
+            return
+
+        def execute(plan: StepPlan) -> Tensor:
+            logits, of_step = runner.traced(plan)
+            spans.extend(of_step)
+            return logits
+
+        before = runner.execute
+        runner.execute = execute  # type: ignore[method-assign]
+        try:
+            yield spans
+        finally:
+            runner.execute = before  # type: ignore[method-assign]
 
     @property
     def handed_over(self) -> Counters | None:

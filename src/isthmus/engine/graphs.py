@@ -8,6 +8,7 @@ there is nothing to capture, replaying calls the function again: the same functi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -15,6 +16,16 @@ from typing import Any, Protocol
 import torch
 
 Replay = Callable[[], None]
+
+
+class Clock(Protocol):
+    """Says when work that was queued on a lane was done."""
+
+    def mark(self) -> None:
+        """After what is queued up to now. To be called inside the lane's `here`."""
+
+    def times_ns(self) -> list[int]:
+        """Of all marks, as time.monotonic_ns() gives them; when the lane is empty."""
 
 
 class Lane(Protocol):
@@ -34,6 +45,43 @@ class Lane(Protocol):
 
     def synchronize(self) -> None:
         """Returns when the lane is empty."""
+
+    def clock(self) -> Clock:
+        """Which begins when the lane is empty."""
+
+
+class HostClock:
+    """Of work that is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+
+    def mark(self) -> None:
+        self._times.append(time.monotonic_ns())
+
+    def times_ns(self) -> list[int]:
+        return self._times
+
+
+class EventClock:
+    """CUDA events. The first stands on an idle stream, so the host's time when it is recorded is its own, to
+    within a launch."""
+
+    def __init__(self, stream: Any) -> None:
+        stream.synchronize()
+        self._stream = stream
+        self._events: list[Any] = []
+        self._begin_ns = time.monotonic_ns()
+        self.mark()
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        self._events.append(event)
+
+    def times_ns(self) -> list[int]:
+        first, *marks = self._events
+        return [self._begin_ns + round(first.elapsed_time(event) * 1e6) for event in marks]  # it says ms
 
 
 class DirectLane:
@@ -57,6 +105,9 @@ class DirectLane:
 
     def synchronize(self) -> None:
         pass
+
+    def clock(self) -> Clock:
+        return HostClock()
 
 
 class CudaLane:
@@ -96,6 +147,9 @@ class CudaLane:
 
     def synchronize(self) -> None:
         self.stream.synchronize()
+
+    def clock(self) -> Clock:
+        return EventClock(self.stream)
 
 
 def lane_of(device: torch.device, *, graphs: bool = True) -> Lane:

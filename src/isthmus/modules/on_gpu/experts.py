@@ -149,7 +149,7 @@ class SplitExperts:
         routed, shared = self._raw
         experts = operator(pack_matrices(loader, routed), exact=self._split.exact)
         self._shared = Ffn.load(loader, shared, self._target) if shared else None
-        self._handoff = self._split.add_layer(self._layer, experts, self._top_k)
+        self._split.add_layer(self._layer, experts, self._top_k)
         del self._raw
 
     def __call__(
@@ -198,10 +198,12 @@ class SplitExperts:
         slot, given = self._split.slot(self._layer, len(x), late=late), (x, ids, weights)
         assert all(rows.is_contiguous() for rows in given)
         addresses = (rows.data_ptr() for rows in given)
-        self._handoff.submit(slot, len(x), *addresses, stream=self._target.stream())
+        assert self._split.handoff is not None
+        self._split.handoff.submit(slot, len(x), *addresses, stream=self._target.stream())
         return slot
 
     def _wait(self, slot: Slot, like: Tensor) -> Tensor:
         y = torch.empty_like(like)
-        self._handoff.wait(slot, y.data_ptr(), stream=self._target.stream())
+        assert self._split.handoff is not None
+        self._split.handoff.wait(slot, y.data_ptr(), stream=self._target.stream())
         return y

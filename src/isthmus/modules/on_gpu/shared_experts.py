@@ -100,7 +100,7 @@ class SharedExperts(SplitExperts):
         self._every_step = split.streaming is not None and split.streaming.every_step
         if not self._every_step:
             experts = operator(packed, exact=split.exact)
-            self._handoff = split.add_layer(self._layer, experts, self._top_k)
+            split.add_layer(self._layer, experts, self._top_k)
         here = split.on_device.get(self._layer, DeviceExperts())
         self._hot = split.resident[self._layer] = HotExperts(split, self._target, packed, here)
         readable = all(weight.format_name in GPU_FORMATS for weight in packed)
