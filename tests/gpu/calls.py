@@ -65,8 +65,8 @@ def routed(tokens: int, *, fixed: bool = False) -> Callable[[], object]:
 
 
 def biased(tokens: int) -> Callable[[], object]:
-    """A layer of gpt-oss-20b, in 8 bits."""
-    gate = packed("q8_0", 32, 2880, 2880)
+    """A layer of gpt-oss-20b."""
+    gate = packed("mxfp4", 32, 2880, 2880)
     x, ids, weights, bias = bf16(tokens, 2880), i32(tokens, 4), f32(tokens, 4), f32(32, 2880)
     how = {"biases": (bias, bias, bias), "activation": "swiglu_oai", "limit": 7.0}
     return lambda: experts.experts(x, ids, weights, i32(32), gate, gate, gate, residual=x, **how)  # type: ignore[arg-type]

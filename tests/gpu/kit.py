@@ -39,7 +39,10 @@ def random_weight(name: str, rows: int, columns: int, *, experts: int = 1, seed:
     blocks = rng.integers(
         0, 256, (experts * rows, columns // spec.block_columns, spec.block_bytes), dtype=np.uint8
     )
-    for at, factor in _SCALES[name].items():
+    if name == "mxfp4":  # an exponent; the values it multiplies have an rms of 5.3
+        exponent = round(np.log2(columns**-0.5 / 5.3)) + 128
+        blocks[:, :, 0] = rng.integers(exponent - 1, exponent + 2, blocks.shape[:2])
+    for at, factor in _SCALES.get(name, {}).items():
         unit = {"q8_0": 2**-6, "q4_k": 2**-8, "q5_k": 2**-9, "q6_k": 2**-11}[name] * columns**-0.5
         scales = (unit * factor * rng.uniform(0.5, 2, blocks.shape[:2])).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)

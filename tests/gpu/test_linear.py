@@ -11,8 +11,8 @@ from isthmus.gpu import dequantise, embedding, linear, reference
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
 # What a step of the inner loops takes: 16 groups of 32 or 64 columns for few rows, 2 for many. 1280 columns
-# are 20 (K formats) and 40 (Q8_0) groups: the last step is short. 41 rows are three strips, the last of 9
-# rows.
+# are 20 (K formats) and 40 (Q8_0, MXFP4) groups: the last step is short. 41 rows are three strips, the last
+# of 9 rows.
 FP32 = 2e-6  # sums of 1280 products in another order, 24 bits each: sqrt(1280) * 2^-24 = 2e-6 at worst
 BF16_WEIGHTS = 2.5e-3  # weights rounded to 8 bits: an error of at most 2^-9 each, 2^-9 / sqrt(3) in the mean
 
@@ -44,7 +44,7 @@ def test_few_rows_are_multiplied_in_fp32(name: str, rows: int, outputs: int, col
 @pytest.mark.parametrize("name", GPU_FORMATS)
 @pytest.mark.parametrize(("rows", "outputs", "columns"), [(9, 16, 1280), (70, 70, 256)])
 def test_many_rows_are_multiplied_in_bf16(name: str, rows: int, outputs: int, columns: int) -> None:
-    columns -= 32 if name == "q8_0" else 0  # an odd number of groups: the last step is half empty
+    columns -= 32 if name in ("q8_0", "mxfp4") else 0  # an odd number of groups: the last step is half empty
     weight, x = random_weight(name, outputs, columns), strided(bf16(rows, columns, seed=1))
     got = linear.linear(x, weight.packed, torch.empty(rows, outputs))
     rounded = x.double() @ weight.values[0].bfloat16().double().T
@@ -117,7 +117,9 @@ def test_mistakes_are_named() -> None:
         _matrix(torch.empty(1096, dtype=torch.uint8)[8:])
     with pytest.raises(ValueError, match="columns in multiples of 256"):
         _matrix(torch.empty(0, dtype=torch.uint8), "q4_k", columns=128)
-    with pytest.raises(ValueError, match="no GPU kernels for q4_0; there are for q8_0, q4_k, q5_k, q6_k"):
+    with pytest.raises(
+        ValueError, match="no GPU kernels for q4_0; there are for q8_0, q4_k, q5_k, q6_k, mxfp4"
+    ):
         PackedMatrix.empty("q4_0", 1, 16, 64, "cpu")
 
 

@@ -34,8 +34,8 @@ FAMILIES = [
     ("mixtral", "Q8_0"),
     ("qwen2moe", "F32"),
     ("qwen3moe", "F16"),
-    ("gpt-oss", "Q8_0"),  # window, sinks, biases and clamped activation, by the kernels' references
-    ("gpt-oss", "MXFP4"),  # the same by torch: experts in a format no kernel unpacks
+    ("gpt-oss", "MXFP4"),  # window, sinks, biases and clamped activation, by the kernels' references
+    ("gpt-oss", "F16"),  # the same by torch: experts in a format no kernel unpacks
     ("deepseek-v2-lite", "Q8_0"),  # joined kv_b, queries projected directly
     ("deepseek-v2", "F32"),  # groups by their best
     ("deepseek-v3", "BF16"),  # sigmoid, selection bias, groups by their two best

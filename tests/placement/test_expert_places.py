@@ -94,9 +94,9 @@ def test_formats_without_a_gpu_kernel_become_bf16_and_the_plan_says_so() -> None
     assert device(made, "cuda:0").weight_bytes == attention + others
     assert made.notes == (
         "iq4_xs is dequantised to bf16 on the GPU (48 modules, +1.2 GiB); its kernels multiply by Q8_0 "
-        "(also for Q4_0, Q5_0 and IQ4_NL), Q4_K, Q5_K, Q6_K, F32, F16 and BF16",
+        "(also for Q4_0, Q5_0 and IQ4_NL), Q4_K, Q5_K, Q6_K, MXFP4, F32, F16 and BF16",
         "the profile puts no expert on the GPU: a GPU's kernels read the tiles of q8_0, q4_k, q5_k, q6_k, "
-        "and this model's experts are iq4_xs, which stay on the CPU",
+        "mxfp4, and this model's experts are iq4_xs, which stay on the CPU",
     )
     assert made.experts[0].resident == ()
     with pytest.raises(UsageError, match=r"expert_cache would hold nothing: .* experts are iq4_xs"):

@@ -5,7 +5,7 @@ the path of a machine without a GPU. Importing a module of kernels imports trito
 builds of torch; so nothing outside this package imports one at its top level.
 
     tiles        packed weights in device memory: the CPU's bytes as they are
-    unpack       what the bits of Q8_0, Q4_K, Q5_K and Q6_K mean; all that a format contributes here
+    unpack       what the bits of Q8_0, Q4_K, Q5_K, Q6_K and MXFP4 mean; all that a format contributes here
     products     the two inner loops over packed weights: few rows (fp32 fma), many rows (bf16 tensor cores)
     linear       out = W x + bias + residual
     dequantise   packed weights as bf16 in memory, and `linear` of so many rows that it pays

@@ -134,7 +134,15 @@ def _q6_k(tile: Tensor) -> Tensor:
     return _per_scale(_halves(tile, 0)[..., None] * s, codes)
 
 
-_DECODE = {"q8_0": _q8_0, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k}
+def _mxfp4(tile: Tensor) -> Tensor:
+    plane = _plane(tile, 16, 4)
+    codes = _rows_first(torch.cat([plane & 15, plane >> 4], 1), 32)
+    magnitudes = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.float32, device=tile.device)
+    doubled = torch.cat([magnitudes, -magnitudes])[codes.long()]
+    return torch.ldexp(doubled, tile[:, :STRIP_ROWS, None].int() - 128)
+
+
+_DECODE = {"q8_0": _q8_0, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "mxfp4": _mxfp4}
 
 
 def _halves(tile: Tensor, at: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from isthmus.formats.spec import FORMATS, FormatSpec, by_name
 
 STRIP_ROWS = 16  # output rows of a tile
-GPU_FORMATS = ("q8_0", "q4_k", "q5_k", "q6_k")  # what unpack.py knows
+GPU_FORMATS = ("q8_0", "q4_k", "q5_k", "q6_k", "mxfp4")  # what unpack.py knows
 
 _COPY_BYTES = 1 << 26  # at a time
 

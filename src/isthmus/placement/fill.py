@@ -160,7 +160,8 @@ def inflated_note(parts: tuple[Part, ...]) -> tuple[str, ...]:
     more = sum(part.gpu_bytes - part.ram_bytes for part in chosen)
     return (
         f"{formats} is dequantised to bf16 on the GPU ({len(chosen)} modules, {more / GIB:+.1f} GiB); its "
-        "kernels multiply by Q8_0 (also for Q4_0, Q5_0 and IQ4_NL), Q4_K, Q5_K, Q6_K, F32, F16 and BF16",
+        "kernels multiply by Q8_0 (also for Q4_0, Q5_0 and IQ4_NL), Q4_K, Q5_K, Q6_K, MXFP4, F32, F16 and "
+        "BF16",
     )
 
 

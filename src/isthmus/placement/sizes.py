@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from isthmus.weights.source import RawTensor, WeightSource
 
 # What the GPU's kernels multiply by as it is; any other format but AS_Q8_0 is dequantised to bf16 there.
-GPU_TILES = ("q8_0", "q4_k", "q5_k", "q6_k")  # whose tiles its kernels read: gpu.tiles.GPU_FORMATS
+GPU_TILES = ("q8_0", "q4_k", "q5_k", "q6_k", "mxfp4")  # whose tiles its kernels read: gpu.tiles.GPU_FORMATS
 GPU_FORMATS = (*GPU_TILES, "f32", "f16", "bf16")
 
 PLAIN = ("f32", "f16", "bf16")  # formats that a transposition carries over as they are
