@@ -23,6 +23,7 @@ from torch import Tensor
 
 from isthmus import native
 from isthmus.formats.codebook_reference import FP4, NONLINEAR
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.formats.spec import FormatSpec, by_name
 from isthmus.models.base import Model
 from isthmus.resolve import resolve_model
@@ -177,10 +178,28 @@ def float_model(weights: Weights) -> hf.LlamaForCausalLM:
     return model.eval()
 
 
-def float_log_probs(model: hf.LlamaForCausalLM, tokens: Sequence[int]) -> Tensor:
+class RoundedCache(hf.DynamicCache):
+    """Keys and values as a cache of this type holds them (q8_0: by gguf-py) in transformers' own model."""
+
+    def __init__(self, kv_dtype: KvDtype) -> None:
+        super().__init__()
+        self._kv_dtype = kv_dtype
+
+    def update(self, keys: Tensor, values: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        return super().update(self._rounded(keys), self._rounded(values), *rest, **named)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        if self._kv_dtype == "q8_0":
+            blocks = gguf.quants.quantize(x.contiguous().numpy(), gguf.GGMLQuantizationType.Q8_0)
+            return torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
+        return x.bfloat16().float() if self._kv_dtype == "bf16" else x
+
+
+def float_log_probs(model: hf.LlamaForCausalLM, tokens: Sequence[int], kv_dtype: KvDtype = "f32") -> Tensor:
     """[T, vocab]"""
+    rounded = {} if kv_dtype == "f32" else {"cache": RoundedCache(kv_dtype)}
     with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return model(torch.tensor([tokens]), **rounded).logits[0].log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -189,9 +208,10 @@ class Products:
 
     driver: str  # "gemv" for every row, or "gemm" where rows suffice
     isa: str
+    kv_dtype: KvDtype = "f32"
 
     def load(self, path: Path) -> Model:
-        return load(path, exact_batching=self.driver == "gemv")
+        return load(path, exact_batching=self.driver == "gemv", kv_dtype=self.kv_dtype)
 
     def log_probs(self, model: Model, tokens: Sequence[int]) -> Tensor:
         """[T, vocab] of a model that `load` gave."""
@@ -205,7 +225,7 @@ class Products:
         return torch.cat(chunks).log_softmax(-1)
 
     def __str__(self) -> str:
-        return f"{self.driver} {self.isa}"
+        return f"{self.driver} {self.isa}, cache {self.kv_dtype}"
 
 
 def all_products() -> list[Products]:
