@@ -251,28 +251,31 @@ def chat(page: Page, recorder: Recorder, origin: str) -> None:
     """Asks, sees the answer grow, and finds that it is what the server streamed to `origin`."""
     page.locator("#chat-input").fill(QUESTION)
     page.keyboard.press("Enter")
-    shown: list[str] = [""]
+    shown = [""]
+    answers = page.locator(".chat-assistant")
+
+    def text() -> str:
+        return answers.last.inner_text().strip() if answers.count() else ""
 
     def complete() -> bool:
-        answers = page.locator(".chat-assistant")
-        text = answers.last.inner_text().strip() if answers.count() else ""
-        if text != shown[-1]:
-            shown.append(text)
+        if shown[-1] != (now := text()):
+            shown.append(now)
         return page.locator(".copy-response-button").count() > 0  # stands below an answer that is whole
 
     wait_for("an answer", complete)
     growing = sum(len(before) < len(after) for before, after in pairwise(shown))
     if growing < 5:
         raise Failed(f"the answer did not grow on the page, it came in {growing} pieces: {shown[-1]!r}")
-    (streamed,) = [each for each in chats_of(recorder) if each.asked.get("stream") and each.origin == origin]
+    streams = [each for each in chats_of(recorder) if each.asked.get("stream") and each.origin == origin]
+    if len(streams) != 1:
+        raise Failed(f"one stream was to be asked for, it was {len(streams)}: {[*map(str, streams)]}")
     content = "".join(
         choice["delta"].get("content") or ""
-        for line in streamed.answer.decode().splitlines()
+        for line in streams[0].answer.decode().splitlines()
         if line.startswith("data: {")
         for choice in json.loads(line[6:])["choices"]
     )
-    if words(content) != words(shown[-1]):
-        raise Failed(f"the page shows {shown[-1]!r}, streamed was {content!r}")
+    wait_for(f"the page to show all of {content!r}", lambda: words(text()) == words(content))
 
 
 def titled(page: Page, recorder: Recorder) -> None:
