@@ -60,8 +60,11 @@ class Report:
         self.lines: Lines = {}
         self.states: dict[str, str] = {}
         if path.exists():
-            before = json.loads(path.read_text())
-            self.lines, self.states = before["lines"], before["states"]
+            try:
+                before = json.loads(path.read_text())
+                self.lines, self.states = before["lines"], before["states"]
+            except (ValueError, KeyError, TypeError):
+                raise SystemExit(f"{path} is there and not of an earlier run; give another --json") from None
 
     def begin(self, part: str) -> None:
         self.lines[part], self.states[part] = [], "running"

@@ -119,6 +119,16 @@ def test_the_exit_code_says_what_is_to_be_done(
     assert "works        1 of   1 right  ended after" in capsys.readouterr().out
 
 
+def test_a_file_that_is_something_else_is_left_alone(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for text in ("notes", "[1]", '{"lines": {}}'):
+        (tmp_path / "notes.json").write_text(text)
+        with pytest.raises(SystemExit, match=r"notes\.json is there and not of an earlier run"):
+            run(script, monkeypatch, tmp_path / "notes.json", *TINY)
+        assert (tmp_path / "notes.json").read_text() == text
+
+
 def test_without_cuda_it_says_so_and_names_the_machine(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
