@@ -1,16 +1,19 @@
 // The operators over packed weights: bound once to their weights, called with addresses and counts.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/recorded.h"
 #include "moe/experts.h"
 #include "moe/linear.h"
+#include "moe/reads.h"
 
 namespace nb = nanobind;
 
@@ -97,6 +100,10 @@ void bind_products(nb::module_& m) {
       .def("__init__", make_experts, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
       .def("__call__", recorded(OpKind::Experts, call_experts), Released());
+  m.def("expert_reads", [] {
+    const ExpertReads reads = expert_reads();
+    return std::make_pair(reads.bytes, reads.nanoseconds);
+  });
 }
 
 }  // namespace isthmus

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "core/tile.h"
 #include "moe/activation.h"
 #include "moe/call.h"
+#include "moe/reads.h"
 #include "runtime/tuning.h"
 
 namespace isthmus {
@@ -119,12 +121,23 @@ void Experts::operator()(const ExpertsArgs& args) const {
   const int64_t routed_places = call.work.routing.num_places();
   if (shared_.gate) add_groups(call, shared_, 0, routed_places, routed_places + args.tokens);
   if (call.work.groups.empty()) return nothing(args);
+  std::optional<CountedReads> counted;
+  if (args.ids != nullptr && routed_places > 0) counted.emplace(chosen_bytes(call.work.routing));
   RowFields fields;
   for (const Group& group : call.work.groups) fields.add(group.x_fields);
   place_rows(call, prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields, args.x, args.tokens,
                                 hidden(), hidden()));
   gate_up(call);
   down(call, args);
+}
+
+// Bytes of the routed experts that some row has chosen.
+int64_t Experts::chosen_bytes(const Routing& routing) const {
+  const int64_t experts = routed_.gate->experts();
+  int64_t chosen = 0;
+  for (int64_t expert = 0; expert < experts; expert++)
+    chosen += routing.first(expert + 1) > routing.first(expert);
+  return chosen * ((routed_.gate->bytes() + routed_.up->bytes() + routed_.down->bytes()) / experts);
 }
 
 // Every choice is somebody else's: the sum is that of no experts.

@@ -39,6 +39,7 @@ class Experts {
   void add_groups(Call& call, const ExpertWeights& of, int64_t expert, int64_t first, int64_t end) const;
   void place_rows(Call& call, const ActivationView& x) const;
   void nothing(const ExpertsArgs& args) const;
+  int64_t chosen_bytes(const Routing& routing) const;
   void gate_up(Call& call) const;
   void down(Call& call, const ExpertsArgs& args) const;
 

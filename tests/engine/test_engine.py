@@ -94,3 +94,17 @@ def test_what_does_not_fit_is_refused_before_any_weight_is_read(
     monkeypatch.setattr("isthmus.engine.loading.load_model", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(NotEnoughMemoryError, match=r"needs 0\.5 GiB .* 0\.0 GiB are available"):
         Engine(alphabet_model)
+
+
+def test_statistics_tell_what_the_experts_operators_counted(
+    alphabet_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(alphabet_model, RunOptions(threads=1))
+    before = engine.stats()
+    assert answer(engine, "abc") == "defg"
+    after = engine.stats()
+    assert after.expert_read_bytes == before.expert_read_bytes  # a dense model has no experts
+    assert after.expert_seconds == before.expert_seconds
+    monkeypatch.setattr(native, "expert_reads", lambda: (7, 2_500_000_000))
+    assert (engine.stats().expert_read_bytes, engine.stats().expert_seconds) == (7, 2.5)
+    engine.close()

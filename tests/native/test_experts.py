@@ -396,3 +396,23 @@ def test_shapes_that_do_not_fit_are_refused_with_the_shapes() -> None:
         native.Experts(*good.packed, shared=good.packed)
     with pytest.raises(ValueError, match="limit must be >= 0"):
         native.Experts(*good.packed, act=native.Act("silu", float("nan")))
+
+
+def test_bytes_of_the_chosen_experts_are_counted_once_a_call() -> None:
+    """Rows of one expert read it together; who chooses nothing, or has one dense FFN, reads no expert."""
+    ffn = make_ffn(("q4_k", "q4_k", "q6_k"), E, H, F)
+    op = native.Experts(*ffn.packed)
+    one = sum(weight.nbytes for weight in ffn.packed) // E
+    given = make_input(3, 2)
+    counts = []
+    for ids in ([[0, 5], [5, 0], [7, 5]], [[-1, -1], [-1, 4], [-1, -1]], [[-1, -1]] * 3):
+        chosen = torch.tensor(ids, dtype=torch.int32)
+        before = native.expert_reads()
+        call(op, Input(given.x, chosen, given.weights, None, None))
+        after = native.expert_reads()
+        counts.append((after[0] - before[0]) / one)
+        assert (after[1] > before[1]) == (after[0] > before[0])
+    assert counts == [3, 1, 0]
+    before = native.expert_reads()
+    call(native.Experts(*make_ffn("f32", 1, H, F).packed), Input(given.x, None, None, None, None))
+    assert native.expert_reads() == before

@@ -66,7 +66,11 @@ def test_names_are_those_of_vllm(server: Server) -> None:
 def test_tiers_are_told_apart_by_a_label() -> None:
     tiers = (TierStats("ram", 2, 2048, read=3, written=4), TierStats("disk", 5, 5120, 6, 7, 8, 9))
     engine = SimpleNamespace(
-        stats=EngineStats(num_loading=1, tiers=tiers), state="ready", info=None, num_restarts=0
+        stats=EngineStats(num_loading=1, tiers=tiers),
+        state="ready",
+        info=None,
+        num_restarts=0,
+        expert_read_rate=0.0,
     )
     seen = samples_in(Metrics(cast(EngineProcess, engine)).text().decode())
     assert seen["isthmus_num_requests_loading"] == 1
@@ -76,6 +80,16 @@ def test_tiers_are_told_apart_by_a_label() -> None:
         [3, 4, 0, 0],
         [6, 7, 8, 9],
     ]
+
+
+def test_the_rate_of_expert_reads_is_that_of_the_last_steps(gated: Server) -> None:
+    """The counters only grow; steps that read no expert leave the rate as it was."""
+    for seconds, read in ((0.5, 10**9), (0.75, 2 * 10**9), (0.75, 2 * 10**9)):
+        gated.engine._take_stats(EngineStats(expert_read_bytes=read, expert_seconds=seconds))
+    seen = samples(gated)
+    assert seen["isthmus_expert_read_bytes_total"] == 2e9
+    assert seen["isthmus_expert_read_seconds_total"] == 0.75
+    assert seen["isthmus_expert_read_bytes_per_second"] == 4e9
 
 
 def test_slots_of_an_idle_server(server: Server) -> None:

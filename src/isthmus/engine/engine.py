@@ -144,7 +144,13 @@ class Engine(StepLoop):
 
     def stats(self) -> EngineStats:
         """Where the loop is now, what it has done, and what is below its cache."""
-        return replace(super().stats(), tiers=self._tiers.stats() if self._tiers is not None else ())
+        read_bytes, read_ns = native.expert_reads()
+        return replace(
+            super().stats(),
+            tiers=self._tiers.stats() if self._tiers is not None else (),
+            expert_read_bytes=read_bytes,
+            expert_seconds=read_ns / 1e9,
+        )
 
     def count_experts(self) -> dict[int, Counter[int]]:
         """By layer, how many rows choose each expert from now on; the counts go on with every step."""

@@ -71,11 +71,15 @@ class GrammarCompiler:
             return matcher.deep_copy()
 
 
-def json_rule(schema: Any) -> str:
-    """A JSON value that satisfies `schema`, as the right side of a lark rule. UsageError: cannot be meant."""
+def json_rule(schema: Any, *, lenient: bool = False) -> str:
+    """A JSON value that satisfies `schema`, as the right side of a lark rule. UsageError: cannot be meant.
+
+    lenient: keywords and formats that llguidance lacks count as not said, where they would else be errors.
+    """
     if isinstance(schema, dict):
         check_schema(schema)
-        schema = {**schema, OPTIONS_KEY: {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}}
+        options = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE, "lenient": lenient}
+        schema = {**schema, OPTIONS_KEY: options}
     elif schema is not True:
         raise UsageError(f"a JSON schema is an object, got {json.dumps(schema)[:100]}")
     else:

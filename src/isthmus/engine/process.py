@@ -59,6 +59,7 @@ class EngineProcess:
         self.failure: IsthmusError | None = None  # why the state is "failed"
         self.num_restarts = 0
         self.stats = EngineStats()  # as of the last step that told
+        self.expert_read_rate = 0.0  # bytes of routed experts a second, as of the last steps that read any
         self._start = wire.Start(str(model), options)
         self._on_progress = on_progress
         self._command = tuple(command)
@@ -122,6 +123,12 @@ class EngineProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    def _take_stats(self, stats: EngineStats) -> None:
+        seconds = stats.expert_seconds - self.stats.expert_seconds
+        if seconds > 0:
+            self.expert_read_rate = (stats.expert_read_bytes - self.stats.expert_read_bytes) / seconds
+        self.stats = stats
+
     def _send(self, command: wire.Command) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode(command))
@@ -176,7 +183,8 @@ class EngineProcess:
                 length = wire.payload_bytes(await reader.readexactly(4))
                 event = wire.decode_event(await reader.readexactly(length))
                 if isinstance(event, wire.Outputs):
-                    self.stats = event.stats or self.stats
+                    if event.stats is not None:
+                        self._take_stats(event.stats)
                     for output in event.outputs:
                         self._deliver(output.request_id, output, last=output.finish_reason is not None)
                 elif isinstance(event, wire.Rejected):

@@ -202,6 +202,9 @@ class EngineStats:
     accepted_tokens: int = 0  # of these
     steps: int = 0
     step_seconds: float = 0.0
+    # Of routed experts in host memory, by this process's threads: chosen ones once a layer and step
+    expert_read_bytes: int = 0
+    expert_seconds: float = 0.0  # in the operator that reads them
     slots: tuple[SlotStats, ...] = ()
     tiers: tuple[TierStats, ...] = ()  # in the order in which they are asked
 

@@ -19,7 +19,7 @@ from isthmus.engine.grammar_limits import GrammarThread
 from isthmus.engine.request import Grammar
 from isthmus.errors import UsageError
 from isthmus.server import tools
-from isthmus.server.call_grammar import CallGrammar
+from isthmus.server.call_grammar import Called, CallGrammar
 from isthmus.server.dialect import Dialect
 from isthmus.server.errors import ApiError
 from isthmus.server.events import Parser
@@ -126,7 +126,7 @@ class Answers:
     def _calls(self, chat: ChatRequest, lark: Lark, called: Sequence[Tool], *, begun: bool = False) -> str:
         form = self._parser.format_for(self._tokenizer.special_id)
         several = chat.parallel_tool_calls is not False and chat.tool_choice in (None, "auto", "required")
-        functions = [(tool.function.name, self._arguments(chat, tool)) for tool in called]
+        functions = [self._called(chat, tool) for tool in called]
         begin = self._parser.begins[0] if begun else ""
         return CallGrammar(lark, form).calls(functions, several=several, begun=begin)
 
@@ -138,22 +138,26 @@ class Answers:
         before = lark.until(begins[0], without=begins[1:])
         return f"{lark.free(without=begins)} | {before} {self._calls(chat, lark, called, begun=True)}"
 
-    def _arguments(self, chat: ChatRequest, tool: Tool) -> Mapping[str, Any]:
-        """The schema that a call's arguments are held to: without `strict` any object where it cannot be."""
+    def _called(self, chat: ChatRequest, tool: Tool) -> Called:
+        """What a call is held to: the schema, without `strict` as much of it as can be."""
         name, schema = tool.function.name, tool.function.schema_of_arguments
-        lark = self._lark()
-        try:
-            form = self._parser.format_for(self._tokenizer.special_id)
-            call = CallGrammar(lark, form).calls([(name, schema)], several=False)
-            self.check(Grammar("lark", lark.source(call)))
-        except UsageError as error:
-            if tool.function.strict:
-                param = f"tools[{chat.callable_tools.index(tool)}].function.parameters"
-                raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
-            properties = schema.get("properties")
-            names = properties if isinstance(properties, Mapping) and form.argument else {}
-            return {"type": "object"} | ({"properties": {each: {} for each in names}} if names else {})
-        return schema
+        form = self._parser.format_for(self._tokenizer.special_id)
+        for called in (Called(name, schema), Called(name, schema, lenient=True)):
+            lark = self._lark()
+            try:
+                call = CallGrammar(lark, form).calls([called], several=False)
+                self.check(Grammar("lark", lark.source(call)))
+            except UsageError as error:
+                if tool.function.strict:
+                    param = f"tools[{chat.callable_tools.index(tool)}].function.parameters"
+                    raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
+            else:
+                return called
+        # Not even so (a pattern that is none, a reference to nothing): names of arguments, in an XML dialect.
+        properties = schema.get("properties")
+        names = properties if isinstance(properties, Mapping) and form.argument else {}
+        anything: dict[str, Any] = {"properties": {each: {} for each in names}} if names else {}
+        return Called(name, {"type": "object"} | anything)
 
     @property
     def _parser(self) -> type[tools.ToolParser]:

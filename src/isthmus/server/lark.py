@@ -40,8 +40,8 @@ class Lark:
     def pattern(self, pattern: str) -> str:
         return self.rule(f"/{pattern}/")
 
-    def json(self, schema: Any) -> str:
-        return self.rule(json_rule(schema))
+    def json(self, schema: Any, *, lenient: bool = False) -> str:
+        return self.rule(json_rule(schema, lenient=lenient))
 
     def own(self, syntax: str, definition: str) -> str:
         """A grammar of the caller's, as it would be alone."""

@@ -90,6 +90,10 @@ class _EngineCollector(Collector):
             "num_requests_loading": ("Of these, whose prefix is being read from a tier", stats.num_loading),
             "kv_cache_usage_perc": ("Share of the KV cache that running requests hold, 0 to 1", used),
             "engine_up": ("1 while requests are taken", float(self._engine.state == "ready")),
+            "expert_read_bytes_per_second": (
+                "Rate at which steps read routed experts, as of the last ones that did",
+                self._engine.expert_read_rate,
+            ),
             "weight_bytes": ("Bytes of the loaded weights", _weight_bytes(self._engine)),
         }
         counters = {
@@ -105,6 +109,8 @@ class _EngineCollector(Collector):
             "spec_decode_num_accepted_tokens": ("Of these, right", stats.accepted_tokens),
             "engine_steps": ("Forward passes", stats.steps),
             "engine_step_seconds": ("Seconds in forward passes", stats.step_seconds),
+            "expert_read_bytes": ("Bytes of routed experts that steps have read", stats.expert_read_bytes),
+            "expert_read_seconds": ("Seconds in which they were read", stats.expert_seconds),
             "engine_restarts": ("Times the engine was started again", self._engine.num_restarts),
         }
         for name, (text, value) in gauges.items():
