@@ -29,7 +29,9 @@ from isthmus.gpu import (
 )
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
-SCALES = {"q8_0": 2**-8, "q4_k": 2**-9, "q5_k": 2**-10, "q6_k": 2**-12}  # give weights of about 0.1
+# Give weights of about 0.1.
+SCALES = {"q8_0": 2**-8, "q4_k": 2**-9, "q5_k": 2**-10, "q6_k": 2**-12}
+MXFP4_EXPONENT = 128 - 5
 
 
 class Maker:
@@ -54,10 +56,14 @@ class Maker:
         return order.int().view(sequences, blocks)
 
     def weight(self, name: str, outputs: int, columns: int, slots: int = 1) -> PackedMatrix:
-        """Random tiles: fp16 scales stand first in each, 16 of them, and the minima's after them."""
+        """Random tiles: fp16 scales stand first in each, 16 of them, and the minima's after them; in those of
+        MXFP4 exponents."""
         out = PackedMatrix.empty(name, slots, outputs, columns, self.device)
         out.data.random_(0, 256, generator=self._generator)
         tiles = out.data.view(-1, 16 * by_name(name).block_bytes)
+        if name == "mxfp4":
+            tiles[:, :16] = MXFP4_EXPONENT
+            return out
         halves = 2 if name in ("q4_k", "q5_k") else 1
         scale = torch.full((16 * halves,), SCALES[name], dtype=torch.float16, device=self.device)
         tiles[:, : 32 * halves] = scale.view(torch.uint8)

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.gpu import reference
+from isthmus.gpu.tiles import GPU_FORMATS
+
 BENCHES = Path(__file__).parents[2] / "benches"
 TINY = ("--quick", "--device", "cpu")
 
@@ -169,3 +172,11 @@ def test_not_a_number_is_wrong(script: Any) -> None:
 
     assert Line("x", float("nan"), 1.0).wrong
     assert not Line("x", 0.5, 1.0).wrong
+
+
+def test_random_weights_of_every_format_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHES))
+    make = importlib.import_module("gpu_parts.kernels").Maker(torch.device("cpu"))
+    for name in GPU_FORMATS:
+        values = reference.dequantise(make.weight(name, 32, 512))
+        assert 0.1 < values.square().mean().sqrt() < 1, name
