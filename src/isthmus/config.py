@@ -35,6 +35,13 @@ MAX_CAPTURED_ROWS = 32
 # From so many rows of one sequence on, modules may take them as a chunk, by other operators than for rows.
 MIN_CHUNK_ROWS = 32
 
+# Rows of a prompt whose logits stand in memory at once, where its log-probabilities are asked for: 64 of a
+# vocabulary of 152k are 39 MB, and the head is read from memory once for all of them.
+PROMPT_LOGIT_ROWS = 64
+
+# Tokens guessed at once by speculation, at most: as many more rows of a step want logits.
+MAX_DRAFT = 16
+
 # A context larger than this is only reserved when asked for: a model's own limit (128k and more) would take
 # gigabytes of cache that a first try does not need.
 DEFAULT_CONTEXT_TOKENS = 8192

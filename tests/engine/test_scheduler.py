@@ -116,16 +116,17 @@ def test_a_draft_is_verified_by_rows_of_its_own() -> None:
     assert step(s) == [("a", 6, 1, True)]
 
 
-def test_logits_of_all_prompt_rows_come_in_short_steps_and_nothing_is_taken_from_the_cache() -> None:
-    s = scheduler(context=512, chunk=256)
+def test_logits_of_all_rows_of_a_prompt_are_wanted_and_nothing_is_taken_from_the_cache() -> None:
+    s = scheduler(context=512, chunk=100)
     s.add(request("a", 130, max_tokens=1))
-    step(s)
+    step(s), step(s)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     s.add(Request("b", list(range(130)), params))
     seen = []
-    for _ in range(3):
+    for _ in range(2):
         plan = s.schedule()
         assert plan is not None
+        assert plan.tells_prompts
         seen += [(part.start, part.num_logits, part.reaches_end) for part in plan.slices]
         s.commit(plan)
-    assert seen == [(0, 64, False), (64, 64, False), (128, 2, True)]
+    assert seen == [(0, 100, False), (100, 30, True)]

@@ -23,7 +23,7 @@ GEMM_ROWS = 32  # that a matrix unit takes at a time: fewer leave part of it emp
 
 @dataclass(frozen=True)
 class Batch:
-    """All fields int32, contiguous, on the CPU. T rows, S sequences, R rows that want logits."""
+    """All tensors int32, contiguous, on the CPU. T rows, S sequences, R rows that want logits."""
 
     tokens: Tensor  # [T]
     positions: Tensor  # [T]
@@ -32,6 +32,8 @@ class Batch:
     block_tables: Tensor  # [S, max_blocks]; entries past a sequence's end are any valid block
     logit_rows: Tensor  # [R] ascending
     sampled: Tensor | None = None  # [T] 1: the row's token is of an answer, not of a prompt; None: none is
+    # The model gives the normalised rows that want logits; `Model.project` makes these of some at a time.
+    project_later: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +96,7 @@ class Step:
         self.num_blocks = num_blocks
         self.rows = batch.paged_rows(0, batch.num_rows, num_blocks)
         self.is_decode = batch.is_decode
-        self.wants_all_logits = batch.wants_all_logits
+        self.wants_all_logits, self.project_later = batch.wants_all_logits, batch.project_later
         self.sampled = batch.sampled
         # What is recorded holds for any rows in the place of these, sampled or not.
         self.may_defer = batch.sampled is not None and (

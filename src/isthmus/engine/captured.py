@@ -64,7 +64,7 @@ class CapturedStep:
         self._model, self._num_blocks = model, state.num_blocks
         parts = {field.name: getattr(batch, field.name) for field in fields(batch)}
         copies: dict[str, Any] = {
-            name: None if part is None else part.clone() for name, part in parts.items()
+            name: part.clone() if isinstance(part, Tensor) else part for name, part in parts.items()
         }
         self._batch = Batch(**copies)
         self._step = model.prepare(self._batch, state.num_blocks)

@@ -23,7 +23,7 @@ from isthmus.engine.device_trace import DeviceSpan, Marks, marked
 from isthmus.engine.devices import first_line
 from isthmus.engine.graphs import Lane, Replay
 from isthmus.engine.padding import bucket_of, each_its_own, padded
-from isthmus.engine.runner import make_batch
+from isthmus.engine.runner import LaterLogits, Rows, make_batch
 from isthmus.engine.scheduler import StepPlan
 from isthmus.errors import EngineError
 from isthmus.modules.on_gpu.step import DeviceStep
@@ -79,15 +79,16 @@ class DeviceRunner:
         self._captured: dict[int, CapturedDecode] = {}  # by bucket
         self._logits = torch.empty(0, model.config.vocab_size)  # on the host
 
-    def execute(self, plan: StepPlan) -> Tensor:
-        """Logits f32 [R, vocab] on the host: one row for each slice that wants them, in the plan's order.
+    def execute(self, plan: StepPlan) -> Tensor | LaterLogits:
+        """Logits f32 [R, vocab] on the host: `num_logits` rows for each slice, in the plan's order.
 
-        They are valid until the next step. Raises HandoffError for what failed on the CPU, and EngineError
+        They are valid until the next step. Of many rows of prompts they are computed, and copied, when they
+        are asked for. Raises HandoffError for what failed on the CPU, and EngineError
         where a device had no memory left; the next step works.
         """
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=True)
 
-    def eager(self, plan: StepPlan) -> Tensor:
+    def eager(self, plan: StepPlan) -> Tensor | LaterLogits:
         """The same by calling the model, for as many rows as a captured step would have: what captured steps
         are compared with. (Products of another number of rows may be summed in another order.)"""
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
@@ -133,12 +134,18 @@ class DeviceRunner:
             captured.close()
         self._captured.clear()
 
-    def _step(self, batch: Batch, *, may_capture: bool, marks: list[Marks] | None = None) -> Tensor:
+    def _step(
+        self, batch: Batch, *, may_capture: bool, marks: list[Marks] | None = None
+    ) -> Tensor | LaterLogits:
         """marks: gets those of each stage of a step that is called."""
         with torch.inference_mode(), self._as_one_step(batch.num_rows):
             step = self.model.prepare(batch, self.state.num_blocks)
             if not batch.is_like_decode or batch.num_rows > MAX_CAPTURED_ROWS:
-                return self._on_host(self._eager(step, marks))
+                x = self._eager(step, marks)
+                if not batch.project_later:
+                    return self._on_host(x)
+                self._wait()
+                return LaterLogits(len(x), lambda rows: self._projected(x, rows))
             full = self._filled_up(each_its_own(batch), bucket_of(batch.num_rows))
             logits = self._decode(full) if may_capture and self._captures else self._eager(full, marks)
             return self._on_host(logits[: batch.num_rows])
@@ -182,10 +189,21 @@ class DeviceRunner:
         to = self._logits[: len(logits)]
         with lane.here():
             to.copy_(logits, non_blocking=True)
-        lane.synchronize()
+        self._wait()
+        return to
+
+    def _wait(self) -> None:
+        """The step is done on all devices, and nothing failed on the CPU."""
+        self.places[-1].lane.synchronize()
         for handoff in self._handoffs:
             handoff.check()
-        return to
+
+    def _projected(self, x: Tensor, rows: Rows) -> Tensor:
+        """Logits on the host of some of the rows that a step left on the last device."""
+        with self._as_one_step(len(x)):
+            with self.places[-1].lane.here():
+                logits = self.model.project(x[rows])
+            return self._on_host(logits)
 
     @contextmanager
     def _as_one_step(self, num_rows: int) -> Iterator[None]:

@@ -23,10 +23,11 @@ from isthmus.engine.expert_cache import LearningRunner
 from isthmus.engine.kv_blocks import CopyingRunner
 from isthmus.engine.kv_tiers import tiers_below
 from isthmus.engine.loading import load
-from isthmus.engine.loop import Executor, StepLoop
+from isthmus.engine.loop import Executor, Logits, StepLoop
 from isthmus.engine.mask import Grammars
 from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import EngineStats, ModelInfo
+from isthmus.engine.runner import LaterLogits
 from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.errors import UsageError
 from isthmus.models.table import model_class
@@ -213,11 +214,12 @@ class _OverMappedWeights:
         self._runner = runner
         self._cache = cache
 
-    def execute(self, plan: StepPlan) -> Tensor:
+    def execute(self, plan: StepPlan) -> Logits:
         try:
-            return self._runner.execute(plan)
+            logits = self._runner.execute(plan)
         finally:
             self._cache.check()
+        return logits.checked(self._cache.check) if isinstance(logits, LaterLogits) else logits
 
 
 def _grammars(metadata: Mapping[str, Any]) -> Grammars:

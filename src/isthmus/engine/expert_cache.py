@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from torch import Tensor
-
 from isthmus.engine.lfru import Lfru, Move
-from isthmus.engine.loop import Executor
+from isthmus.engine.loop import Executor, Logits
 from isthmus.engine.scheduler import StepPlan
 
 # Copied after one step, over all layers: 10 ms of a PCIe 4.0 x16 link, at most a fifth of a decode step of
@@ -109,7 +107,7 @@ class LearningRunner:
         """caches: of each device, with the context in which what is called is queued on it."""
         self._runner, self._caches = runner, caches
 
-    def execute(self, plan: StepPlan) -> Tensor:
+    def execute(self, plan: StepPlan) -> Logits:
         logits = self._runner.execute(plan)
         for cache, here in self._caches:
             with here():

@@ -39,13 +39,21 @@ class Job:
         self._prompt_logprobs: list[TokenLogprob | None] = [None]  # the first token follows nothing
         self._has_told_prompt = request.params.prompt_logprobs is None
 
-    def take_prompt_rows(self, part: SequenceSlice, logits: Tensor) -> None:
-        """Keeps what rows of the prompt say of the token after each. logits: f32 [part.num_logits, vocab]."""
+    def num_told(self, part: SequenceSlice) -> int:
+        """Of how many rows of a slice, the first ones, it is known what they say: all, if the prompt is told.
+
+        They were computed before a preemption, or are of the answer.
+        """
+        known = len(self._prompt_logprobs)
+        return known - 1 - part.start if known < len(self.request.prompt) else part.num_rows
+
+    def take_prompt_rows(self, position: int, logits: Tensor) -> None:
+        """Keeps what rows of the prompt say of the token after each. logits: f32 [rows, vocab], those from
+        `position` on, which is the next that is not told."""
         count, known = self.request.params.prompt_logprobs, len(self._prompt_logprobs)
-        if count is None or part.start + 1 > known:  # told already, and computed again after a preemption
-            return
-        tokens = self.request.prompt[known : part.start + 1 + part.count]
-        self._prompt_logprobs += prompt_logprobs(logits[known - part.start - 1 :], tokens, count)
+        assert count is not None
+        assert position + 1 == known
+        self._prompt_logprobs += prompt_logprobs(logits, self.request.prompt[known:], count)
 
     def row_logprobs(self, logits: Tensor) -> RowLogprobs | None:
         """Of the row from which the next token will be chosen, if they are wanted."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from isthmus.engine.loop import Executor
+from isthmus.engine.loop import Executor, Logits
 from isthmus.engine.scheduler import StepPlan
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class CopyingRunner:
     def __init__(self, runner: Executor, blocks: CacheBlocks, block_tokens: int) -> None:
         self._runner, self._blocks, self._block_tokens = runner, blocks, block_tokens
 
-    def execute(self, plan: StepPlan) -> Tensor:
+    def execute(self, plan: StepPlan) -> Logits:
         self._blocks.before_step(written_blocks(plan, self._block_tokens))
         return self._runner.execute(plan)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from isthmus.config import PROMPT_LOGIT_ROWS
 from isthmus.engine.job import Held, Job
 from isthmus.engine.logprobs import RowLogprobs
 from isthmus.engine.mask import Compiler, Grammars, wait_briefly
@@ -25,8 +26,15 @@ from isthmus.errors import ContextLengthError, IsthmusError, UsageError
 log = logging.getLogger(__name__)
 
 
+class Logits(Protocol):
+    """f32 [R, vocab], R in a plan's order: a tensor, or rows that are computed when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: Any, /) -> Tensor: ...
+
+
 class Executor(Protocol):
-    def execute(self, plan: StepPlan) -> Tensor: ...
+    def execute(self, plan: StepPlan) -> Logits: ...
 
 
 class StepLoop:
@@ -95,9 +103,7 @@ class StepLoop:
         try:
             logits = self._executor.execute(plan)
         except Exception as error:
-            log.exception("a step of %d rows failed", plan.num_rows)
-            message = f"the step failed: {type(error).__name__}: {error}"
-            return events + [self._finish(self._job(part), "error", error=message) for part in plan.slices]
+            return events + self._failed(plan.slices, error)
         self._scheduler.commit(plan)
         events += self._outcomes(plan, logits)
         self._totals["steps"] += 1
@@ -175,18 +181,22 @@ class StepLoop:
                 self._totals["prompt_tokens"] += part.sequence.num_prompt_tokens
                 self._totals["cached_tokens"] += part.sequence.num_cached or 0
 
-    def _outcomes(self, plan: StepPlan, logits: Tensor) -> list[Output]:
-        """The events of a step whose rows are computed. logits: f32 [R, vocab], R in the plan's order."""
-        events: list[Output] = []
-        if not len(logits):  # chunks inside prompts
+    def _outcomes(self, plan: StepPlan, of_plan: Logits) -> list[Output]:
+        """The events of a step whose rows are computed."""
+        if not len(of_plan):  # chunks inside prompts
+            return []
+        events, parts, wanted = self._told(plan, of_plan)
+        if not parts:
             return events
+        try:
+            logits = of_plan[wanted] if plan.tells_prompts else of_plan[:]
+        except Exception as error:
+            return events + self._failed([part for part, _ in parts], error)
         chosen: list[tuple[Job, SequenceSlice, int]] = []  # the last: of its first row that is chosen from
-        end = 0
         all_finite = _is_finite(logits)
-        for part in plan.slices:
-            begin, end = end, end + part.num_logits
-            if begin == end:
-                continue
+        end = 0
+        for part, count in parts:
+            begin, end = end, end + count
             job = self._job(part)
             if not all_finite:
                 try:
@@ -195,9 +205,7 @@ class StepLoop:
                     events.append(self._finish(job, "error", error=str(error)))
                     continue
             self._scheduler.verified(part.sequence)
-            job.take_prompt_rows(part, logits[begin:end])
-            if part.reaches_end:
-                chosen.append((job, part, end - 1 - len(part.draft)))
+            chosen.append((job, part, begin))
         self._compiler.wait_for_masks([job.mask for job, _, _ in chosen if job.mask])
         for job, part, row in chosen:
             if job.mask is not None and not job.mask.prepared.done():
@@ -228,6 +236,44 @@ class StepLoop:
             answer = self._choose(job, part, logits, known, first)
             events += self._advance(job, part.draft, answer, [told[first + at] for at in range(len(answer))])
         return events
+
+    def _told(
+        self, plan: StepPlan, of_plan: Logits
+    ) -> tuple[list[Output], list[tuple[SequenceSlice, int]], list[int]]:
+        """Prompts take what is told of them, a few rows at a time; the events of those that failed.
+
+        Then the slices whose next tokens are chosen, each with the number of its rows for that, and these.
+        """
+        events: list[Output] = []
+        parts: list[tuple[SequenceSlice, int]] = []
+        wanted: list[int] = []
+        end = 0
+        for part in plan.slices:
+            begin, end = end, end + part.num_logits
+            if part.all_logits:
+                try:
+                    self._tell_prompt(part, begin, of_plan)
+                except SamplingError as error:
+                    events.append(self._finish(self._job(part), "error", error=str(error)))
+                    continue
+                except Exception as error:
+                    events += self._failed([part], error)
+                    continue
+                begin = end - 1 if part.reaches_end else end
+            if begin < end:
+                parts.append((part, end - begin))
+                wanted += range(begin, end)
+        return events, parts, wanted
+
+    def _tell_prompt(self, part: SequenceSlice, begin: int, of_plan: Logits) -> None:
+        """begin: of the slice's rows. SamplingError if some are not finite."""
+        job = self._job(part)
+        for first in range(job.num_told(part), part.num_rows, PROMPT_LOGIT_ROWS):
+            last = min(first + PROMPT_LOGIT_ROWS, part.num_rows)
+            logits = of_plan[begin + first : begin + last]
+            check_finite(logits)
+            job.take_prompt_rows(part.start + first, logits)
+            self._scheduler.verified(part.sequence)
 
     def _choose(
         self, job: Job, part: SequenceSlice, logits: Tensor, known: dict[int, int], first: int
@@ -278,6 +324,13 @@ class StepLoop:
         self._totals["drafted_tokens"] += len(draft)
         job.propose(len(draft), len(tokens) - 1)
         return events
+
+    def _failed(self, parts: Iterable[SequenceSlice], error: Exception) -> list[Output]:
+        """Ends the requests that had rows in what failed. To be called while `error` is handled."""
+        parts = list(parts)
+        log.exception("a step of %d rows failed", sum(part.num_rows for part in parts))
+        message = f"the step failed: {type(error).__name__}: {error}"
+        return [self._finish(self._job(part), "error", error=message) for part in parts]
 
     def _finish(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.config import MAX_CAPTURED_ROWS
+from isthmus.config import MAX_CAPTURED_ROWS, PROMPT_LOGIT_ROWS
 from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.engine.scheduler import StepPlan
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from isthmus.models.base import Model
 
 log = logging.getLogger(__name__)
+
+Rows = slice | list[int]
 
 
 class Runner:
@@ -43,16 +46,17 @@ class Runner:
         self._memory = StepMemory()
         self._captured: dict[int, CapturedStep] = {}  # by rows
 
-    def execute(self, plan: StepPlan) -> Tensor:
+    def execute(self, plan: StepPlan) -> Tensor | LaterLogits:
         """Logits f32 [R, vocab]: `num_logits` rows for each slice, in the plan's order.
 
-        They are valid until the next step.
+        They are valid until the next step. Of many rows of prompts they are computed when they are asked for.
         """
         with torch.inference_mode(), abandoned_if_failing(self._handoff):
             batch = make_batch(plan, self.block_tokens)
             if self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode:
                 return self._decode(batch)
-            return self.model.forward(batch, self.state)
+            x = self.model.forward(batch, self.state)
+        return LaterLogits(len(x), lambda rows: self.model.project(x[rows])) if batch.project_later else x
 
     def _decode(self, batch: Batch) -> Tensor:
         captured = self._captured.get(batch.num_rows)
@@ -65,6 +69,32 @@ class Runner:
         if captured.foreign:
             return self.model.forward(batch, self.state)
         return captured(batch)
+
+
+class LaterLogits:
+    """Logits that are computed when they are asked for, so that not all of them stand in memory at once."""
+
+    def __init__(self, count: int, project: Callable[[Rows], Tensor]) -> None:
+        """project: f32 [rows, vocab] of some of `count` rows."""
+        self._count, self._project = count, project
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rows: Rows) -> Tensor:
+        """Valid until others are asked for."""
+        with torch.inference_mode():
+            return self._project(rows)
+
+    def checked(self, check: Callable[[], None]) -> LaterLogits:
+        """The same, with a check after each product."""
+
+        def project(rows: Rows) -> Tensor:
+            logits = self._project(rows)
+            check()
+            return logits
+
+        return LaterLogits(self._count, project)
 
 
 def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch:
@@ -98,4 +128,5 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
         block_tables=torch.from_numpy(block_tables),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int32),
         sampled=torch.from_numpy(sampled),
+        project_later=plan.tells_prompts and len(logit_rows) > PROMPT_LOGIT_ROWS,
     )

@@ -23,9 +23,6 @@ from isthmus.engine.fairness import shares
 from isthmus.engine.prefix import Load, Name, Prefix, PrefixCache
 from isthmus.engine.request import Request
 
-# Rows of one step whose logits may all be wanted: 64 of a vocabulary of 152k are 39 MB.
-MAX_PROMPT_LOGIT_ROWS = 64
-
 # Waiting sequences that are looked at beyond those that must wait for another's prompt.
 MAX_PASSED = 32
 
@@ -105,6 +102,11 @@ class StepPlan:
     slices: tuple[SequenceSlice, ...]
 
     @property
+    def tells_prompts(self) -> bool:
+        """Whether logits of all rows of some slice are wanted."""
+        return any(part.all_logits for part in self.slices)
+
+    @property
     def num_rows(self) -> int:
         return sum(part.num_rows for part in self.slices)
 
@@ -168,7 +170,7 @@ class Scheduler:
             draft = self._draft_of(sequence, budget)
             slices.append(self._slice(sequence, 1, draft))
             budget -= len(draft)
-        pending = [self._next_rows(sequence) for sequence in filling]
+        pending = [sequence.num_pending for sequence in filling]
         for sequence, count in zip(filling, shares(pending, budget, bool(decoding)), strict=True):
             if count:
                 slices.append(self._slice(sequence, count))
@@ -212,11 +214,6 @@ class Scheduler:
 
     def _slice(self, sequence: Sequence, count: int, draft: tuple[int, ...] = ()) -> SequenceSlice:
         return SequenceSlice(sequence, sequence.num_computed, count, draft, sequence.wants_prompt_logits)
-
-    @staticmethod
-    def _next_rows(sequence: Sequence) -> int:
-        most = MAX_PROMPT_LOGIT_ROWS if sequence.wants_prompt_logits else sequence.num_pending
-        return min(sequence.num_pending, most)
 
     def _make_room(self) -> None:
         """Every running sequence gets the blocks for its tokens so far, the oldest first."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from isthmus.config import MAX_DRAFT
+
 MATCH_TOKENS = (3, 2)  # the longer match first: it guesses better
 # A row of a mixture of experts reads experts of its own, so a wrong guess is not free: the length of a draft
 # doubles when all of it was right and halves when none was.
-MIN_DRAFT, FIRST_DRAFT, MAX_DRAFT = 1, 4, 16
+MIN_DRAFT, FIRST_DRAFT = 1, 4
 
 
 class PromptLookup:

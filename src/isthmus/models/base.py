@@ -33,7 +33,13 @@ class Model(Protocol):
     kv_dtype: KvDtype  # of the states it works on
 
     def forward(self, batch: Batch, state: State) -> Tensor:
-        """fp32 [R, vocab]: logits of the rows in batch.logit_rows; writes the batch's rows into `state`."""
+        """fp32 [R, vocab]: logits of the rows in batch.logit_rows; writes the batch's rows into `state`.
+
+        Of a batch that projects later [R, hidden], any rows of which `project` takes.
+        """
+
+    def project(self, x: Tensor) -> Tensor:
+        """fp32 [rows, vocab]: logits of normalised rows."""
 
     def prepare(self, batch: Batch, num_blocks: int) -> Step:
         """The batch checked, for caches of so many blocks; cut in two where halves are to take turns."""
@@ -117,6 +123,9 @@ class Decoder:
         return self.norm(x if step.wants_all_logits else x.index_select(0, step.logit_rows))
 
     def _project(self, x: Tensor, step: AnyStep, state: State) -> Tensor:
+        return x if step.project_later else self.project(x)
+
+    def project(self, x: Tensor) -> Tensor:
         return self.head(x) if len(x) else torch.empty(0, self.config.vocab_size)
 
     def routers(self) -> dict[int, Router]:

@@ -13,6 +13,8 @@ from isthmus.config import (
     DEFAULT_CONTEXT_TOKENS,
     KV_DISK_QUEUE_BYTES,
     MAX_CONTEXT_TOKENS,
+    MAX_DRAFT,
+    PROMPT_LOGIT_ROWS,
     RunOptions,
 )
 from isthmus.errors import NotEnoughMemoryError, UsageError
@@ -136,7 +138,7 @@ def plan(
         wanted_tokens=wanted,
         may_shrink=options.context_tokens is None,
         parallel=options.parallel,
-        step_bytes=_step_bytes(metadata, options.chunk_tokens),
+        step_bytes=_step_bytes(metadata, options),
         process_bytes=PROCESS_BYTES,
         chunk_tokens=options.chunk_tokens,
         decode_bytes=decode_bytes(metadata),
@@ -248,8 +250,12 @@ def _check_profile(profile: Profile, parts: ModelParts) -> None:
             )
 
 
-def _step_bytes(metadata: Metadata, rows: int) -> int:
-    """Activations of a step in fp32, from above: 16 of the hidden width, 3 of the chosen experts' width."""
+def _step_bytes(metadata: Metadata, options: RunOptions) -> int:
+    """Activations of a step in fp32, from above: 16 of the hidden width, 3 of the chosen experts' width.
+
+    Logits of a row for each answer, or of as many as a draft may have, of rows of prompts, and three rows of
+    what sampling computes on the way.
+    """
 
     layers = metadata.int(key(metadata, "block_count"), min=1)
 
@@ -260,4 +266,7 @@ def _step_bytes(metadata: Metadata, rows: int) -> int:
     chosen = count("expert_used_count") + count("expert_shared_count")
     inner = max(dense, chosen * count("expert_feed_forward_length", dense))
     vocab = len(metadata.get("tokenizer.ggml.tokens", ()))
-    return 4 * rows * (16 * count("embedding_length") + 3 * inner) + 16 * vocab
+    rows = options.chunk_tokens
+    drafts = MAX_DRAFT if options.speculate != "off" else 0
+    logit_rows = min(rows, options.parallel * (1 + drafts)) + PROMPT_LOGIT_ROWS
+    return 4 * rows * (16 * count("embedding_length") + 3 * inner) + 4 * vocab * (logit_rows + 3)

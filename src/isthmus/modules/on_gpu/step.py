@@ -82,7 +82,7 @@ class DeviceStep:
         self._put(fields)
         self._send()
         self.is_decode, self.wants_all_logits = step.is_decode, step.wants_all_logits
-        self.may_defer = step.may_defer
+        self.may_defer, self.project_later = step.may_defer, step.project_later
         self.end_position = step.rows.max_position + 1
         if len(step.lanes) > 1:
             self._halves = tuple(DeviceStep(half, target) for half in step.lanes)
@@ -104,6 +104,7 @@ class DeviceStep:
         }
         made._make(shapes | {"block_tables": (rows, max_blocks)}, target.device)
         made.is_decode = made.wants_all_logits = made.may_defer = True
+        made.project_later = False
         made.end_position = max_blocks * BLOCK_TOKENS
         made.parts = [DevicePart(0, rows, made.sequences, made.positions)]
         if lanes == 2:
