@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.simulated import BLOCK, Below, World, request, scheduler, step
+from isthmus.engine.prefix import Name
 from isthmus.engine.request import Request, SamplingParams
 
 
@@ -130,10 +131,10 @@ def test_blocks_that_only_the_tier_has_are_read_as_far_as_they_are_there() -> No
 
 
 def test_others_go_on_while_a_prefix_is_read_and_who_needs_the_same_waits_for_it() -> None:
-    world = World(scheduler(context=32, chunk=32, running=3, blocks=12), Below(speed=0, damaged=256))
+    world = World(scheduler(context=32, chunk=32, running=3, blocks=16), Below(speed=0, damaged=256))
     world.add([0] * 18, 1)
     world.step()
-    for first in (100, 200, 300):  # their 24 blocks take all
+    for first in (100, 200, 300):  # their 24 blocks take all 16
         world.add([first] * 30, 1)
     for _ in range(3):
         world.step()
@@ -151,6 +152,32 @@ def test_others_go_on_while_a_prefix_is_read_and_who_needs_the_same_waits_for_it
     assert (loading.num_cached, same.num_cached) == (16, 16)
     assert loading.blocks[:4] == same.blocks[:4]
     assert tier_of(world).num_read == 4
+
+
+def test_one_that_loads_has_a_place_among_those_that_run() -> None:
+    world = World(scheduler(context=32, chunk=32, running=1, blocks=16), Below(speed=0, damaged=256))
+    for first in (0, 1, 2):
+        world.add([first] * 30, 1)
+        world.step()
+    world.add([0] * 18, 1)
+    world.add([3] * 4, 1)
+    world.s.schedule()
+    assert ([world.alive[0]], [world.alive[1]]) == (world.s.loading, list(world.s.waiting))
+
+
+def test_what_is_known_already_when_it_has_been_read_stays_the_known() -> None:
+    world = World(scheduler(context=32, chunk=32, blocks=16), Below(damaged=256))
+    world.add([0] * 18, 1)
+    world.step()
+    digests, names = list(tier_of(world).kept), list[Name]()
+    known = world.s.prefixes.match([0] * 18, "", 16)
+    blocks = world.s.blocks.allocate(4)
+    assert blocks is not None
+    world.s.prefixes.landed([0] * 18, "", digests, blocks, names)
+    assert names == known.names
+    world.s.blocks.free(blocks)
+    assert world.s.prefixes.match([0] * 18, "", 16).blocks == known.blocks
+    assert world.s.blocks.allocate(16) is not None  # all are forgotten, each once
 
 
 @pytest.mark.parametrize("num_read", range(5))

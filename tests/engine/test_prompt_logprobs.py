@@ -25,14 +25,14 @@ from isthmus.models.base import Model
 from isthmus.placement.machine import Machine
 from isthmus.placement.plan import plan
 from isthmus.weights.dummy import DummySource
-from models import tiny
+from models import cases, tiny
 from models.steps import load, prompt_of, whole
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained for 8192 tokens, as it says."""
-    long = tiny.gqa(hf.Qwen3MoeConfig, **tiny.MOE, norm_topk_prob=True, max_position_embeddings=8192)
+    long = cases.gqa(hf.Qwen3MoeConfig, **cases.MOE, norm_topk_prob=True, max_position_embeddings=8192)
     case = replace(tiny.CASES["qwen3moe"], config=long)
     model = tiny.round_to_bf16(tiny.build(case))
     return tiny.write_case(tmp_path_factory.mktemp("tiny") / "tiny.gguf", case, model)

@@ -93,7 +93,7 @@ class DeviceRunner:
         are compared with. (Products of another number of rows may be summed in another order.)"""
         return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
 
-    def traced(self, plan: StepPlan) -> tuple[Tensor, list[DeviceSpan]]:
+    def traced(self, plan: StepPlan) -> tuple[Tensor | LaterLogits, list[DeviceSpan]]:
         """`eager`, and what each stage's device did when."""
         batch = make_batch(plan, self.block_tokens, self.table_width)
         marks: list[Marks] = []

@@ -178,7 +178,7 @@ class Engine(StepLoop):
             yield spans
             return
 
-        def execute(plan: StepPlan) -> Tensor:
+        def execute(plan: StepPlan) -> Tensor | LaterLogits:
             logits, of_step = runner.traced(plan)
             spans.extend(of_step)
             return logits

@@ -91,10 +91,13 @@ class PrefixCache:
         self.tiers: Tiers | None = None
         blocks.on_forget, blocks.on_evict = self._forgotten, self._evicted
 
-    def match(self, tokens: Sequence[int], salt: str, most: int) -> Prefix:
+    def match(
+        self, tokens: Sequence[int], salt: str, most: int, digests: list[bytes] | None = None
+    ) -> Prefix:
         """The longest known prefix of up to `most` tokens. Its blocks are not held yet.
 
-        A tail in it is taken over by holding it and forgetting what it was.
+        A tail in it is taken over by holding it and forgetting what it was. digests: of the first blocks of
+        these tokens, as far as earlier calls have needed them; it grows.
         """
         found = Prefix()
         while (len(found.names) + 1) * self._block_tokens <= most:
@@ -105,7 +108,8 @@ class PrefixCache:
             found.names.append(known[1])
         found.num_tokens = len(found.names) * self._block_tokens
         if self.tiers is not None:
-            found.below = self._held_below(self.tiers, tokens, salt, found, most)
+            digests = [] if digests is None else digests
+            found.below = self._held_below(self.tiers, tokens, salt, len(found.names), most, digests)
         if found.below:
             return found
         block, held = self._tails.get(found.names[-1] if found.names else salt, (-1, ()))
@@ -198,18 +202,20 @@ class PrefixCache:
         return _digest_after(self._digests.get(before) or os.urandom(_DIGEST_BYTES), tokens)
 
     def _held_below(
-        self, tiers: Tiers, tokens: Sequence[int], salt: str, found: Prefix, most: int
+        self, tiers: Tiers, tokens: Sequence[int], salt: str, first: int, most: int, digests: list[bytes]
     ) -> list[bytes]:
-        """Digests of the full blocks after `found` that tiers hold, up to token `most`."""
-        held: list[bytes] = []
-        digest = self._digests[found.names[-1]] if found.names else _digest_of(salt)
-        for begin in range(found.num_tokens, most - self._block_tokens + 1, self._block_tokens):
-            digest = _digest_after(digest, tokens[begin : begin + self._block_tokens])
-            if not tiers.holds(digest):
+        """Digests of the full blocks from the `first` on that tiers hold, up to token `most`."""
+        size, end = self._block_tokens, first
+        while (end + 1) * size <= most:
+            while len(digests) <= end:
+                begin = len(digests) * size
+                before = digests[-1] if digests else _digest_of(salt)
+                digests.append(_digest_after(before, tokens[begin : begin + size]))
+            if not tiers.holds(digests[end]):
                 break
-            held.append(digest)
-        tiers.touch(held)
-        return held
+            end += 1
+        tiers.touch(digests[first:end])
+        return digests[first:end]
 
     def _key(
         self, tokens: Sequence[int], index: int, names: Sequence[Name], salt: str

@@ -41,6 +41,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)  # empty while waiting
     names: list[Name] = field(default_factory=list)  # of its first blocks, as the prefix cache knows them
     num_sound: int = 0  # tokens from which finite logits were computed, that others may find
+    digests: list[bytes] = field(default_factory=list)  # of its first blocks, as far as tiers were asked
     below: list[bytes] = field(default_factory=list)  # digests of what is read into the blocks after `names`
     load: Load | None = None  # while that is being read
 
@@ -314,7 +315,7 @@ class Scheduler:
             return Prefix()  # which needs the logits of all
         known = len(sequence.tokens) if self.keeps_answers else sequence.num_prompt_tokens
         most = min(known, len(sequence.tokens) - 1)
-        return self.prefixes.match(sequence.tokens, sequence.request.cache_salt, most)
+        return self.prefixes.match(sequence.tokens, sequence.request.cache_salt, most, sequence.digests)
 
     def _place(self, sequence: Sequence, found: Prefix) -> bool:
         """Gives it the blocks found and new ones for its other tokens, if one each is left for the others."""
