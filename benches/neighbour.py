@@ -33,8 +33,6 @@ from dataclasses import dataclass
 from statistics import median
 from urllib.parse import urlsplit
 
-from common import report
-from isthmus.cli.measure import commit
 from serving import Run, Server, ask, client, isthmus, p50_p99_ms, prompt
 
 POST_BYTES = 1 << 20
@@ -128,6 +126,9 @@ async def gaps_s(url: str, seconds: float) -> list[float]:
 
 
 def compare(server: Server, kinds: list[str], seconds: float, num_rounds: int) -> None:
+    from common import report  # torch: not in the neighbour's process
+    from isthmus.cli.measure import commit
+
     asyncio.run(gaps_s(server.url, 1.0))
     rounds: dict[str | None, list[tuple[float, float]]] = {None: [], **{kind: [] for kind in kinds}}
     posts: dict[str, list[float]] = {kind: [] for kind in kinds}
