@@ -7,10 +7,12 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "core/activations.h"
+#include "core/streams.h"
 #include "core/tile.h"
 #include "core/tuning.h"
 #include "isa/dispatch.h"
@@ -157,6 +159,7 @@ void bind_kernels(nb::module_& m) {
   k.def("matmul", &matmul, nb::arg("isa"), nb::arg("driver"), nb::arg("format"), nb::arg("rows"),
         nb::arg("columns"), nb::arg("packed"), nb::arg("x"), nb::arg("begin"), nb::arg("end"),
         nb::arg("pitch") = 0);
+  k.def("read_one_stream", [](bool one) { return std::exchange(reads_one_stream, one); });
   k.def("isa_names", [] {
     int count = 0;
     const char* const* names = runnable_isas(&count);

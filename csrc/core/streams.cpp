@@ -7,7 +7,7 @@
 namespace isthmus {
 namespace {
 
-bool reads_one_stream() {
+bool is_amd() {
   unsigned leaf = 0, name[3] = {};
   if (!__get_cpuid(0, &leaf, &name[0], &name[2], &name[1])) return false;
   return std::memcmp(name, "AuthenticAMD", 12) == 0 || std::memcmp(name, "HygonGenuine", 12) == 0;
@@ -15,6 +15,6 @@ bool reads_one_stream() {
 
 }  // namespace
 
-const bool kReadsOneStream = reads_one_stream();
+bool reads_one_stream = is_amd();
 
 }  // namespace isthmus

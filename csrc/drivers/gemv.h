@@ -214,7 +214,7 @@ void gemv_pass(const MatrixView& w, const ActivationView& x, int row, int64_t st
     strip += N;
     y += N * kStripRows;
   };
-  if (kStrips == 1 || !kReadsOneStream) {
+  if (kStrips == 1 || !reads_one_stream) {
     while (strip_end - strip >= kStrips) take(Int<kStrips>{});
   }
   if constexpr (kStrips > 1) {

@@ -278,6 +278,22 @@ def test_strips_may_be_computed_in_any_ranges(name: str, driver: str, isa: str) 
 
 
 @pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_strips_side_by_side_or_one_after_the_other_give_the_same_bits(name: str, isa: str) -> None:
+    """Which of the two a GEMV takes is the CPU's vendor's to say: both on every machine."""
+    matrix, usual = matrix_of(name, 136, 512), kernels.read_one_stream(True)
+    try:
+        for x in (random_x(1, 512), random_x(7, 512)):
+            alone = matrix.times(isa, "gemv", x)
+            kernels.read_one_stream(False)
+            beside = matrix.times(isa, "gemv", x)
+            np.testing.assert_array_equal(beside.view(np.uint32), alone.view(np.uint32))
+            kernels.read_one_stream(True)
+    finally:
+        kernels.read_one_stream(usual)
+
+
+@pytest.mark.parametrize("isa", native.isa_names())
 def test_a_thread_that_multiplies_first_is_ready_for_it(isa: str) -> None:
     """AMX tiles are configured per thread: without it, or with gcc 12's dropped stores, this dies."""
     matrix, x = matrix_of("q8_0", 40, 576), random_x(20, 576)

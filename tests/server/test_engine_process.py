@@ -1,6 +1,8 @@
 """The engine as a process: loading, death, the one restart, and what the server says meanwhile."""
 
+import fcntl
 import os
+import resource
 import signal
 import socket
 import threading
@@ -166,6 +168,22 @@ def test_idle_engine_waits_for_a_whole_command() -> None:
     rest.join()
     ours.close()
     channel.close()
+
+
+def test_a_process_with_thousands_of_open_files_has_a_wire_too() -> None:
+    """select() has no descriptors from 1024 on; a server with many connections hands such a one on."""
+    ours, theirs = socket.socketpair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        high = socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, 1024))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with ours, theirs, high:
+        channel = wire.Channel(high)
+        assert channel.receive(wait=False) == []
+        ours.sendall(wire.encode(wire.Cancel("a")))
+        assert channel.receive(wait=True) == [wire.Cancel("a")]
 
 
 def test_events_survive_the_wire() -> None:

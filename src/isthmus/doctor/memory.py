@@ -73,7 +73,8 @@ def _mt_s(text: str) -> int:
 
 def _modules(modules: Modules | None) -> Iterator[Finding]:
     if modules is None:
-        yield Finding("memory", "ok", "modules and channels: only root may read them", "sudo dmidecode -t 17")
+        unknown = "modules and channels are not known: dmidecode is missing, or only root may run it"
+        yield Finding("memory", "ok", unknown, "sudo dmidecode -t 17")
         return
     text = f"{modules.filled} of {modules.slots} slots filled, {modules.kind} at {modules.mt_s} MT/s"
     if modules.mt_s < modules.rated_mt_s:

@@ -134,6 +134,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sock.setblocking(True)
+        self._arrivals = select.poll()  # not select.select, which has no descriptors from 1024 on
+        self._arrivals.register(sock, select.POLLIN)
         self._buffer = bytearray()
 
     def close(self) -> None:
@@ -157,7 +159,7 @@ class Channel:
         return commands
 
     def _readable(self, *, wait: bool) -> bool:
-        return bool(select.select([self._sock], [], [], None if wait else 0)[0])
+        return bool(self._arrivals.poll(None if wait else 0))
 
     def _take(self) -> list[Command]:
         commands = []

@@ -75,13 +75,14 @@ class Core:
     unpack_gb_s: float
 
 
-# amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. The others
-# from whole prefills of 512 rows beside AMX's 385 tok/s (docs/performance.md): 294 and 114.
+# amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. avx512:
+# from a whole prefill of 512 rows beside AMX's 385 tok/s, 294. avx2: the driver alone on Zen 4, 157 and 299
+# ns at 12 and 24 rows, 12.4 a row at 128. avx2vnni: not measured.
 CORES = {
     "amx": Core(75, 2.75, 200, 25),
     "avx512": Core(60, 4.6, 75, 25),
     "avx2vnni": Core(60, 10.0, 60, 18),
-    "avx2": Core(60, 15.0, 60, 18),
+    "avx2": Core(20, 12.0, 60, 18),
     "scalar": Core(600, 600, 2, 0.5),
 }
 # Formats whose codes are looked up, or whose bits are in many planes: GB/s a core with AVX-512, from
