@@ -137,7 +137,7 @@ CASES: dict[str, Case] = {
     "deepseek-v3": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS),
     "deepseek-v3-joined": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "joined"),
     "deepseek-v3-both": Case("deepseek2", mla(hf.DeepseekV3Config, **V3), V3_KEYS, "both"),
-    "glm4moe-lite": Case("deepseek2", mla(hf.Glm4MoeLiteConfig, **LITE), {"expert_gating_func": SIGMOID}),
+    "glm4moe-lite": Case("deepseek2", mla(hf.Glm4MoeLiteConfig, **LITE)),  # its files do not name the gate
     "glm4moe": Case("glm4moe", gqa(hf.Glm4MoeConfig, use_qk_norm=True, **GLM), GATE_KEYS),
     "glm4moe-air": Case("glm4moe", gqa(hf.Glm4MoeConfig, **GLM), GATE_KEYS),  # no norms of heads
     "minimax-m2": Case("minimax-m2", gqa(hf.MiniMaxM2Config, **MINIMAX), GATE_KEYS),

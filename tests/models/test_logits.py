@@ -199,6 +199,7 @@ def test_a_zeroed_part_is_seen(name: str, zeroed: str, tmp_path: Path) -> None:
         ("minimax-m2", "expert_gating_func", cases.SOFTMAX),
         ("dots1", "expert_weights_norm", False),
         ("ernie4_5-moe", "expert_gating_func", cases.SIGMOID),
+        ("glm4moe-lite", "expert_gating_func", cases.SOFTMAX),
         ("gpt-oss", "attention.sliding_window", 25),
         ("gpt-oss", "attention.sliding_window_pattern", 1),
         ("gpt-oss", "rope.scaling.factor", 16.0),

@@ -20,6 +20,7 @@ from isthmus.models.config import (
     MAX_ROPE_DIM,
     MAX_WIDTH,
     DecoderConfig,
+    Gate,
     decoder_keys,
     read_gate,
     read_rope,
@@ -40,12 +41,18 @@ class DeepSeek2Config(DecoderConfig):
     inner: int  # neurons of each routed expert
     shared_inner: int  # of all shared experts, stored as one
     router: RouterConfig
+    biased_router: RouterConfig  # where experts are chosen with a bias
 
     @classmethod
     def from_gguf(cls, keys: Keys) -> Self:
         decoder = decoder_keys(keys)
         inner = keys.integer("expert_feed_forward_length")
-        gate = read_gate(keys, default="softmax")  # V2's files may lack the key
+
+        # V2's files may lack the gate's key, and mean softmax; GLM-4.7-Flash's do, and mean sigmoid: known by
+        # the bias, which V2 has not. llama.cpp knows them by 47 layers and 154880 tokens.
+        def router(gate: Gate) -> RouterConfig:
+            return read_router(keys, gate=read_gate(keys, default=gate), normalise=False)
+
         return cls(
             **decoder,
             attention=_read_latent_attention(keys, decoder["hidden"], decoder["eps"]),
@@ -53,7 +60,8 @@ class DeepSeek2Config(DecoderConfig):
             dense_inner=keys.integer("feed_forward_length"),
             inner=inner,
             shared_inner=inner * keys.integer("expert_shared_count", 0, at_least=0),
-            router=read_router(keys, gate=gate, normalise=False),
+            router=router("softmax"),
+            biased_router=router("sigmoid"),
         )
 
 
@@ -76,7 +84,8 @@ class MixtureOfExperts:
     """Every row goes through its top_k routed experts and through all shared ones."""
 
     def __init__(self, build: Builder, c: DeepSeek2Config) -> None:
-        self.router = build.router(c.router, c.hidden, bias=build.has("exp_probs_b.bias"))
+        biased = build.has("exp_probs_b.bias")
+        self.router = build.router(c.biased_router if biased else c.router, c.hidden, bias=biased)
         self.experts = build.experts(
             c.hidden, c.router.experts, c.inner, top_k=c.router.top_k, shared_inner=c.shared_inner
         )
