@@ -160,7 +160,7 @@ class Attention:
 
     exact: fp32 products, the same bits on every instruction set. Otherwise, unless the cache is f32, with AMX
     and dimensions that are multiples of 32, products are bf16 with fp32 sums: q and the softmax's weights are
-    rounded, and values of a q8_0 cache.
+    rounded, and keys and values of a q8_0 cache.
     """
 
     def __init__(
