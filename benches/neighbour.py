@@ -99,12 +99,16 @@ def _drain(connection: socket.socket, buffer: bytearray) -> None:
     """Reads one answer of known length."""
     begin = b""
     while b"\r\n\r\n" not in begin:
-        begin += connection.recv(4096)
+        if not (piece := connection.recv(4096)):
+            raise SystemExit("the server closed the connection before its answer")
+        begin += piece
     head, _, rest = begin.partition(b"\r\n\r\n")
     lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
     left = int(lines[b"content-length"]) - len(rest)
     while left > 0:
-        left -= connection.recv_into(buffer, min(left, len(buffer)))
+        if not (size := connection.recv_into(buffer, min(left, len(buffer)))):
+            raise SystemExit("the server closed the connection within its answer")
+        left -= size
 
 
 async def gaps_s(url: str, seconds: float) -> list[float]:
