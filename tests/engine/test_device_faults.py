@@ -47,9 +47,9 @@ def last_layer(engine: Engine) -> Any:
 def out_of_memory(engine: Engine) -> Callable[[], None]:
     """In the middle of a step, after a layer has submitted to the CPU and before it waits."""
     experts = last_layer(engine).ffn.experts
-    wait = experts._handoff.wait
-    experts._handoff.wait = lambda *args, **kwargs: (_ for _ in ()).throw(FULL)
-    return lambda: setattr(experts._handoff, "wait", wait)
+    wait = experts._wait
+    experts._wait = lambda *args, **kwargs: (_ for _ in ()).throw(FULL)
+    return lambda: setattr(experts, "_wait", wait)
 
 
 def spoilt_router(engine: Engine, spoil: Callable[[Any, Any], Any]) -> Callable[[], None]:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import uvicorn
+from anthropic import Anthropic
 from openai import OpenAI
 
 from isthmus.config import RunOptions
@@ -109,6 +110,9 @@ class PlainTemplate:
         pass
 
 
+AnyClient = TypeVar("AnyClient", OpenAI, Anthropic)
+
+
 class Server:
     """`engine` and `log` look behind the server; `url` is its front."""
 
@@ -132,6 +136,7 @@ class Server:
         self.url = f"{self.options.scheme}://127.0.0.1:{self.port}"
         self._uvicorn = uvicorn.Server(uvicorn_config(app, self.options))
         self._thread = threading.Thread(target=self._run, name="server")
+        self._clients: list[OpenAI | Anthropic] = []
 
     def _run(self) -> None:
         asyncio.run(self._uvicorn.serve(sockets=[self.socket]))
@@ -146,6 +151,8 @@ class Server:
         self._uvicorn.should_exit = True
         self._uvicorn.force_exit = False
         self._thread.join(PATIENCE_S)
+        for client in self._clients:
+            client.close()
         assert not self._thread.is_alive()
         if self._gate is not None:
             os.close(self._gate)
@@ -165,7 +172,14 @@ class Server:
         return self.log().count(f"step {request_id}")
 
     def client(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", **({"api_key": "none", "max_retries": 0} | options))
+        return self.closing(
+            OpenAI(base_url=f"{self.url}/v1", **({"api_key": "none", "max_retries": 0} | options))
+        )
+
+    def closing(self, client: AnyClient) -> AnyClient:
+        """The client, closed with the server: collected with an open socket it would fail another test."""
+        self._clients.append(client)
+        return client
 
 
 @contextmanager

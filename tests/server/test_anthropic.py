@@ -17,7 +17,7 @@ def body(content: Any = SAY, **fields: Any) -> dict[str, Any]:
 
 
 def client(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    return server.closing(anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0))
 
 
 def events(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
@@ -194,5 +194,5 @@ def test_other_errors_have_it_too(server: Server, tmp_path) -> None:
         assert_error(wrong, 401, "authentication_error")
         with pytest.raises(anthropic.AuthenticationError):
             client(locked).messages.create(**body())
-        right = anthropic.Anthropic(base_url=locked.url, api_key="sk-1")
+        right = locked.closing(anthropic.Anthropic(base_url=locked.url, api_key="sk-1"))
         assert right.messages.create(**body()).content[0].text == "Hello there"
