@@ -160,7 +160,8 @@ class Below:
     """A tier that keeps what the pretended cache holds of some blocks; what it is asked for may be gone.
 
     speed: blocks read in a step beside others. of_evicted: it is given blocks when the cache gives them up,
-    not when they become known. limit: blocks that it holds, the longest unused going first.
+    not when they become known. limit: blocks that it holds, the longest unused going first. is_stuck: it
+    hangs.
     """
 
     speed: int = 1
@@ -171,6 +172,7 @@ class Below:
     kept: dict[bytes, list[tuple[str, tuple[int, ...]]]] = field(default_factory=dict)
     loads: list[ScriptedLoad] = field(default_factory=list)
     num_read: int = 0
+    is_stuck: bool = False
 
     def holds(self, digest: bytes) -> bool:
         return digest in self.kept

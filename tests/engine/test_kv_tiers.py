@@ -19,6 +19,7 @@ from isthmus.engine.kv_disk import KvDisk
 from isthmus.engine.kv_ram import KvRam
 from isthmus.engine.kv_tiers import KvTiers, Load
 from isthmus.engine.request import Output, Request, SamplingParams
+from isthmus.engine.scheduler import Scheduler
 from isthmus.engine.state import State
 
 TOKENS = [tuple(range(first, first + BLOCK_TOKENS)) for first in (0, 100, 200)]
@@ -96,6 +97,9 @@ class Gated:
     def holds(self, digest: bytes) -> bool:
         return True
 
+    def touch(self, digests: Sequence[bytes]) -> None:
+        pass
+
     def read(self, digest: bytes, tokens: Sequence[int], into: Callable[[Tensor], None]) -> bool:
         self.asked.release()
         assert self.gate.acquire(timeout=10)
@@ -135,11 +139,29 @@ def test_a_tier_that_hangs_ends_loads_and_is_not_asked_until_it_comes_back() -> 
         time.sleep(0.005)
     assert load.is_over
     assert second.is_over
-    assert not tiers.holds(DIGESTS[0])
+    assert tiers.is_stuck
     assert (load.stop(), second.stop()) == (0, 0)
     tier.gate.release(2)
     assert (ended(load), ended(second)) == (0, 0)
-    assert tiers.holds(DIGESTS[0])
+    assert not tiers.is_stuck
+
+
+def test_what_came_before_a_tier_hung_is_used() -> None:
+    state = filled()
+    tier = gated(state)
+    scheduler = Scheduler(8, BLOCK_TOKENS, 4 * BLOCK_TOKENS, chunk_tokens=256)
+    tiers = scheduler.prefixes.tiers = tiers_of(state, tier, stuck_s=0.02)
+    sequence = scheduler.add(Request("a", [1] * (3 * BLOCK_TOKENS + 1)))
+    assert scheduler.schedule() is None
+    tier.gate.release(2)
+    for _ in range(3):
+        assert tier.asked.acquire(timeout=10)  # now the third is read
+    deadline = time.monotonic() + 10
+    while not tiers.is_stuck and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert scheduler.schedule() is not None
+    assert sequence.num_cached == 2 * BLOCK_TOKENS
+    tier.gate.release()
 
 
 def test_a_tier_that_breaks_ends_the_load() -> None:

@@ -392,6 +392,16 @@ def test_a_mask_that_cannot_be_found_ends_its_request_by_name() -> None:
     assert [event.token for event in events if event.request_id == "free"] == list(range(11, 20))
 
 
+def test_what_a_grammar_ends_was_computed_soundly_and_is_found_by_others() -> None:
+    engine = loop(running=2, grammars=EvenGrammars)
+    prompt = list(range(10, 22))
+    for name, params in (("first", greedy(1)), ("held", of_grammar("72", max_tokens=8)), ("last", greedy(1))):
+        engine.add(Request(name, prompt, params))
+        event = run(engine)[-1]
+        assert (event.error is not None) == (name == "held")
+    assert event.num_cached_tokens == 8
+
+
 def test_a_bad_grammar_ends_its_request_and_an_engine_without_any_refuses() -> None:
     engine = loop(grammars=EvenGrammars)
     engine.add(Request("a", [10], of_grammar("bad")))

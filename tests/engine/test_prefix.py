@@ -69,6 +69,16 @@ def test_what_failed_is_not_found_by_others() -> None:
     assert step(s) == [("good", 0, 10, True)]
 
 
+def test_what_failed_leaves_no_tail() -> None:
+    """Shorter than a block: all there is of it stands behind no other."""
+    s = scheduler()
+    sequence = s.add(request("bad", 3))
+    step(s)
+    s.finish(sequence, failed=True)
+    s.add(request("good", 3))
+    assert step(s) == [("good", 0, 3, True)]
+
+
 def test_what_is_not_verified_is_not_found_by_others() -> None:
     """Cancelled within its prompt: no logits have shown that its blocks are sound."""
     s = scheduler(context=64, chunk=8)

@@ -94,8 +94,12 @@ class KvTiers:
         self._reader = Worker("isthmus-kv-read")
         self._is_closed = False
 
+    @property
+    def is_stuck(self) -> bool:
+        return self._reader.is_stuck(self._stuck_s)
+
     def holds(self, digest: bytes) -> bool:
-        return any(tier.holds(digest) for tier in self._tiers) and not self._is_stuck()
+        return any(tier.holds(digest) for tier in self._tiers)
 
     def touch(self, digests: Sequence[bytes]) -> None:
         for tier in self._tiers:
@@ -114,7 +118,7 @@ class KvTiers:
             tier.drop(digest)
 
     def load(self, digests: Sequence[bytes], tokens: Sequence[Sequence[int]], blocks: Sequence[int]) -> Load:
-        load = Load(list(zip(digests, tokens, blocks, strict=True)), self._is_stuck)
+        load = Load(list(zip(digests, tokens, blocks, strict=True)), lambda: self.is_stuck)
         self._reader.add(partial(self._read, load))
         return load
 
@@ -126,9 +130,6 @@ class KvTiers:
         self._is_closed = True
         for tier in self._tiers:
             tier.close()
-
-    def _is_stuck(self) -> bool:
-        return self._reader.is_stuck(self._stuck_s)
 
     def _read(self, load: Load) -> None:
         try:

@@ -2,7 +2,7 @@
 
 A fault belongs to the request it happens in: a failing step ends the requests whose rows it held, logits that
 are not finite end their own request, and the loop goes on. What such a request computed is forgotten, never
-found by another. Knows tokens only; text lives in the caller.
+found by another; a grammar's fault leaves it. Knows tokens only; text lives in the caller.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class StepLoop:
                 try:
                     check_finite(logits[begin:end])
                 except SamplingError as error:
-                    events.append(self._finish(job, "error", error=str(error)))
+                    events.append(self._finish(job, "error", error=str(error), distrusts=True))
                     continue
             self._scheduler.verified(part.sequence)
             chosen.append((job, part, begin))
@@ -254,7 +254,7 @@ class StepLoop:
                 try:
                     self._tell_prompt(part, begin, of_plan)
                 except SamplingError as error:
-                    events.append(self._finish(self._job(part), "error", error=str(error)))
+                    events.append(self._finish(self._job(part), "error", error=str(error), distrusts=True))
                     continue
                 except Exception as error:
                     events += self._failed([part], error)
@@ -330,7 +330,7 @@ class StepLoop:
         parts = list(parts)
         log.exception("a step of %d rows failed", sum(part.num_rows for part in parts))
         message = f"the step failed: {type(error).__name__}: {error}"
-        return [self._finish(self._job(part), "error", error=message) for part in parts]
+        return [self._finish(self._job(part), "error", error=message, distrusts=True) for part in parts]
 
     def _finish(
         self,
@@ -340,11 +340,15 @@ class StepLoop:
         token: int | None = None,
         error: str | None = None,
         logprob: TokenLogprob | None = None,
+        distrusts: bool = False,
     ) -> Output:
+        """distrusts: what it computed may be wrong, and so may be what it found in the cache."""
         if job.sequence is not None:
-            self._scheduler.finish(job.sequence, failed=reason == "error")
+            self._scheduler.finish(job.sequence, failed=distrusts)
         elif job.compiling is not None:
             job.compiling.cancel()
+        if job.mask is not None:
+            job.mask.prepared.cancel()
         del self._jobs[job.request.id]
         return job.output(token=token, finish_reason=reason, error=error, logprob=logprob)
 

@@ -57,6 +57,10 @@ class Load(Protocol):
 class Tiers(Protocol):
     """Where full blocks are kept beside the cache itself. Never raises, never waits."""
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a load would wait for one that does not answer."""
+
     def holds(self, digest: bytes) -> bool: ...
 
     def touch(self, digests: Sequence[bytes]) -> None:
@@ -107,7 +111,7 @@ class PrefixCache:
             found.blocks.append(known[0])
             found.names.append(known[1])
         found.num_tokens = len(found.names) * self._block_tokens
-        if self.tiers is not None:
+        if self.tiers is not None and not self.tiers.is_stuck:
             digests = [] if digests is None else digests
             found.below = self._held_below(self.tiers, tokens, salt, len(found.names), most, digests)
         if found.below:

@@ -204,13 +204,17 @@ class Scheduler:
             self.prefixes.name(sequence.tokens, salt, sequence.blocks, sequence.names, full)
 
     def finish(self, sequence: Sequence, *, failed: bool = False) -> None:
-        """Takes a sequence out, wherever it is, and gives its blocks back; of one that failed for good."""
+        """Takes a sequence out, wherever it is, and gives its blocks back; of one that failed for good.
+
+        failed: what it computed may be wrong.
+        """
         for queue in (self.running, self.loading, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
         if failed:
             # What it found in the cache goes too: whatever is wrong may have come from there.
             self.prefixes.distrust(sequence.blocks)
+            sequence.num_sound = 0  # nor does it leave a tail
         self._give_back(sequence)
 
     def _slice(self, sequence: Sequence, count: int, draft: tuple[int, ...] = ()) -> SequenceSlice:
@@ -254,7 +258,7 @@ class Scheduler:
 
     def _take_loaded(self) -> None:
         """Those for whom nothing more will come are admitted, however much has come."""
-        for sequence in [one for one in self.loading if one.load is None or one.load.is_over]:
+        for sequence in [one for one in self.loading if one.load is not None and one.load.is_over]:
             self.loading.remove(sequence)
             self._land(sequence)
             self._start(sequence)
