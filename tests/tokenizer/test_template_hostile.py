@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 import pytest
@@ -108,6 +110,20 @@ def test_closing_ends_the_helper(process: TemplateProcess) -> None:
     process.close()
     assert not _alive(pid)
     process.close()  # twice is no error
+
+
+def test_closing_ends_a_rendering_under_way() -> None:
+    process = TemplateProcess(Limits(seconds=20.0))
+    process.ask(_request("a"))
+    with ThreadPoolExecutor(1) as pool:
+        source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        asked = pool.submit(process.ask, _request(source))
+        while not process._lock.locked():
+            time.sleep(0.001)
+        process.close()
+        with pytest.raises(TemplateError, match="ended its helper process"):
+            asked.result()
+    assert process.pid is None
 
 
 def test_garbage_collection_ends_the_helper() -> None:

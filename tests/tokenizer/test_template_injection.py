@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from isthmus.errors import UsageError
 from isthmus.tokenizer import ChatTemplate, Segment, Tokenizer, barrier
 
 from .dialects import DIALECTS, template, tokenizer
@@ -139,6 +140,27 @@ def test_private_use_characters_of_users_come_through() -> None:
     content = "\U00100000<\U00100001|\U0010fffd"
     segments = _render("{{ messages[0].content }}", [{"role": "user", "content": content}], ["<|im_end|>"])
     assert _text(segments) == content
+
+
+class Searched(str):
+    """Counts how often something is searched in it."""
+
+    count = 0
+
+    def __contains__(self, what: str) -> bool:
+        Searched.count += 1
+        return super().__contains__(what)
+
+
+def test_private_use_characters_are_not_searched_for_by_the_thousand() -> None:
+    """A text may have nearly all of them, and be megabytes long."""
+    every = "".join(map(chr, range(barrier._FIRST, barrier._LAST + 1)))
+    special = barrier.SpecialTexts(["<end>"])
+    guard = barrier.Barrier(special, [Searched(every[:-2])])
+    assert set(guard.replacements.values()) == set(every[-2:])
+    with pytest.raises(UsageError, match="every private-use character"):
+        barrier.Barrier(special, [Searched(every)])
+    assert Searched.count < 200
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from isthmus.errors import TemplateError
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _START_SECONDS = 30.0  # importing jinja2 takes 0.1 s; this allows for a machine busy loading weights
+_CLOSE_SECONDS = 0.05  # for a rendering to end by itself
 _CHUNK_BYTES = 1 << 16
 
 
@@ -68,8 +69,14 @@ class TemplateProcess:
                 raise TemplateError(f"the chat template ended its helper process (status {code})") from None
 
     def close(self) -> None:
-        with self._lock:
+        """Ends the helper, and with it what is being rendered: a server that ends does not wait for that."""
+        while not self._lock.acquire(timeout=_CLOSE_SECONDS):
+            if (process := self._process) is not None:
+                process.kill()  # whoever asked it gets an error, and lets go of the lock
+        try:
             self._kill()
+        finally:
+            self._lock.release()
 
     @property
     def pid(self) -> int | None:
