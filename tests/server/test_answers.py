@@ -6,6 +6,7 @@ for arguments and formats is the jsonschema package.
 
 import asyncio
 import json
+import time
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 import torch
 from test_tool_parsers import calls_in, content_in
 
+from isthmus.engine.request import Grammar
 from isthmus.engine.token_mask import VocabularyGrammars
+from isthmus.server import answers
 from isthmus.server.answers import Answering, Answers
 from isthmus.server.dialect import Dialect
 from isthmus.server.errors import ApiError
@@ -22,6 +25,7 @@ from isthmus.server.events import Content, Event, Reasoning, joined
 from isthmus.server.reasoning import PARSERS as REASONING_PARSERS
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.tools import PARSERS
+from isthmus.server.tools.typed import types_of
 from isthmus.tokenizer import Detokenizer, Segment, Tokenizer
 from tokenizer.vocabularies import byte_level
 
@@ -295,9 +299,55 @@ def test_a_schema_of_which_nothing_can_be_held(models: dict[tuple[str, bool], Mo
     assert (caught.value.status, caught.value.param) == (400, "tools[0].function.parameters")
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "required": 5},
+        {"properties": {"a": {}}, "required": [["a"]]},
+        {"properties": {"a": {"type": 5}}},
+        {"properties": {"a": {"type": ["integer", {}]}}},
+        {"properties": {"a": {"enum": 5}}},
+        {"properties": {"a": {"type": "string", "enum": 5}}},
+        {"properties": {"a": {"anyOf": 5}}},
+        {"properties": {"a": {"anyOf": [1]}}},
+    ],
+)
+def test_a_schema_that_is_none(
+    models: dict[tuple[str, bool], Model], name: str, schema: dict[str, Any]
+) -> None:
+    """A 400 if it is to be held; else arguments are texts or JSON, and read as such."""
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "search", "parameters": schema}}
+    assert models[name, True].answering(tools=[tool], tool_choice="required").grammar is not None
+    assert types_of(schema, "a") <= {"string", "integer"}
+    tool["function"]["strict"] = True
+    with pytest.raises(ApiError) as caught:
+        models[name, True].answering(tools=[tool], tool_choice="required")
+    assert (caught.value.status, caught.value.param) == (400, "tools[0].function.parameters")
+
+
+def test_of_many_tools_none_is_compiled_when_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would find the thread that compiles taken."""
+
+    class Slow:
+        count = 0
+
+        def compile(self, grammar: Grammar) -> None:
+            self.count += 1
+            time.sleep(0.01)
+
+    monkeypatch.setattr(answers, "_PATIENCE_S", 0.05)
+    model, slow = Model("hermes", None), Slow()
+    monkeypatch.setattr(model.answers, "_compiler", slow)
+    many = [{"type": "function", "function": {"name": f"f{n}", "parameters": SEARCH}} for n in range(200)]
+    with pytest.raises(ApiError, match="could not be compiled in"):
+        model.answering(tools=many, tool_choice="required")
+    model.answers._thread.submit(lambda: None).result(10)
+    assert slow.count < 20
+
+
 def test_without_a_parser_no_call_can_be_forced() -> None:
     model = Model("hermes", None)
-    answers = Answers(model.tokenizer, Dialect())
-    model.answers = answers
+    model.answers = Answers(model.tokenizer, Dialect())
     with pytest.raises(ApiError, match="no parser of tool calls"):
         model.answering(tools=tools(), tool_choice="required")

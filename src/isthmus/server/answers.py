@@ -10,6 +10,8 @@ they end before what is held begins.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +66,7 @@ class Answers:
         self._tokenizer = tokenizer
         self._compiler: GrammarCompiler | None = None  # made when first needed
         self._thread = GrammarThread()
+        self._until = math.inf  # the thread's own: when the request it works for gives up
 
     def close(self) -> None:
         self._thread.close()
@@ -75,7 +78,7 @@ class Answers:
         param = _held(chat)
         if param is None:
             return answering
-        work = partial(self._grammar, chat, param, answering.inside)
+        work = partial(self._grammar, chat, param, answering.inside, time.monotonic() + _PATIENCE_S)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 grammar = await asyncio.wrap_future(self._thread.submit(work))
@@ -85,14 +88,18 @@ class Answers:
         return replace(answering, grammar=grammar)
 
     def check(self, grammar: Grammar) -> None:
-        """UsageError unless the engine will take it too."""
+        """UsageError unless the engine will take it too, and for one whose request waits no longer."""
         from isthmus.engine.grammar import GrammarCompiler
 
+        if time.monotonic() > self._until:
+            raise UsageError("it took too long to compile")
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._tokenizer)
         self._compiler.compile(grammar)
 
-    def _grammar(self, chat: ChatRequest, param: str, inside: bool) -> Grammar:
+    def _grammar(self, chat: ChatRequest, param: str, inside: bool, until: float) -> Grammar:
+        """until: when nobody waits for it any more, by time.monotonic(); of many tools the rest is left."""
+        self._until = until
         lark = self._lark()
         try:
             before = thoughts(lark, self.dialect.reasoning, inside=inside)

@@ -60,7 +60,10 @@ class CallGrammar:
         properties = schema.get("properties") or {}
         if schema.get("type", "object") != "object" or not isinstance(properties, Mapping):
             raise UsageError("arguments are an object with properties")
-        required = set(schema.get("required") or ())
+        names = schema.get("required") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UsageError("required is a list of names")
+        required = set(names)
         if not required <= set(properties):
             raise UsageError(f"required has {sorted(required - set(properties))}, which properties has not")
         elements = [
@@ -89,15 +92,26 @@ class CallGrammar:
     def _text_value(self, own: Mapping[str, Any], end: str, *, lenient: bool) -> str:
         """A string as it is, with the tag that ends it."""
         lark = self._lark
-        plain = all(set(each) <= {"type", "title", "description"} for each in own.get("anyOf") or ())
+        if not isinstance(own.get("type") or [], str | list):
+            raise UsageError("type is a name or a list of names")
+        alternatives = _schemas(own.get("anyOf") or [])
+        plain = all(set(each) <= {"type", "title", "description"} for each in alternatives)
         unheld = sorted(set(own) - _OF_TEXT - ({"anyOf"} if plain else set()))
         if unheld and not lenient:
             raise UsageError(f"{', '.join(unheld)} of a string cannot be held in this model's syntax")
         choices = [own["const"]] if "const" in own else own.get("enum")
         if choices is not None:
+            if not isinstance(choices, list):
+                raise UsageError("enum is a list of values")
             texts = [value if isinstance(value, str) else json.dumps(value) for value in choices]
             if any(end.strip() in text for text in texts):
                 raise UsageError("a value of an enum has the tag in it that ends an argument")
-            alternatives = " | ".join(lark.text(text) or '""' for text in texts)
-            return f"({alternatives}) {lark.text(end)}"
+            either = " | ".join(lark.text(text) or '""' for text in texts)
+            return f"({either}) {lark.text(end)}"
         return f"{lark.until(end.strip())} {lark.text(end[len(end.rstrip()) :])}"
+
+
+def _schemas(value: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        raise UsageError("anyOf is a list of schemas")
+    return value

@@ -30,16 +30,22 @@ def _types(schema: Any) -> set[str]:
         return set()
     found: set[str] = set()
     kind = schema.get("type")
-    found.update(each for each in ([kind] if isinstance(kind, str) else kind or ()) if each in _TYPES)
+    kinds = [kind] if isinstance(kind, str) else _list(kind)
+    found.update(each for each in kinds if isinstance(each, str) and each in _TYPES)
     for key in ("anyOf", "oneOf", "allOf"):
-        for each in schema.get(key) or ():
+        for each in _list(schema.get(key)):
             found |= _types(each)
     if not found:
-        values = [schema["const"]] if "const" in schema else schema.get("enum") or ()
-        found = {name for value in values for name, kinds in _TYPES.items() if type(value) in kinds}
+        values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+        found = {name for value in values for name, types in _TYPES.items() if type(value) in types}
     if not found and "$ref" in schema:
         return {"object", "string"}
     return found
+
+
+def _list(value: Any) -> list[Any]:
+    """Nobody has checked a client's schema: what is no list where one belongs says nothing."""
+    return value if isinstance(value, list) else []
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
