@@ -169,6 +169,33 @@ def test_a_disk_that_fails_ends_writing_not_requests(
     assert disk.fetch(DIGEST, TOKENS, 2)  # what was written before is still read
 
 
+def test_another_engine_that_begins_while_a_file_is_written_ends_no_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is half written may be left from a crash: it is deleted at a start."""
+    disk, replace = Disk(tmp_path, filled()), os.replace
+
+    def late(*paths: Path) -> None:
+        Disk(tmp_path, filled())
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", late)
+    disk.store(DIGEST, TOKENS, 1)
+    assert (disk.stats().written, disk.stats().failed) == (0, 1)
+    monkeypatch.undo()
+    disk.store(DIGEST, TOKENS, 1)
+    assert disk.fetch(DIGEST, TOKENS, 2)
+
+
+def test_files_of_a_disk_that_may_only_be_read_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, filled())
+    disk.store(DIGEST, TOKENS, 1)
+    monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
+    assert disk.fetch(DIGEST, TOKENS, 2)
+
+
 def test_a_file_that_cannot_be_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(tmp_path, filled())
     disk.store(DIGEST, TOKENS, 1)

@@ -145,7 +145,8 @@ class KvDisk:
         try:
             with open(self._path(digest), "rb", buffering=0) as file:
                 is_right = self._is_right(file, digest, tokens, data)
-                os.utime(file.fileno())
+                with contextlib.suppress(OSError):  # of a disk that may only be read
+                    os.utime(file.fileno())
         except OSError as error:
             log.info("kv_disk: %s cannot be read: %s", self._path(digest), error.strerror)
             is_right = False
@@ -186,10 +187,13 @@ class KvDisk:
 
     def _write(self, digest: bytes, waiting: _Waiting) -> None:
         """In the writing thread, as all that follows."""
-        waiting.copied()
         try:
+            waiting.copied()
             if self._waiting.get(digest) is waiting and not self._is_full:
                 self._write_file(digest, waiting)
+        except FileNotFoundError:  # another engine has begun in this folder, and tidied it up
+            with self._lock:
+                self._num_failed += 1
         except OSError as error:
             log.warning("kv_disk: nothing more is kept in %s: %s", self._folder, error.strerror)
             with self._lock:
