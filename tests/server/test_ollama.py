@@ -136,7 +136,15 @@ def test_a_program_need_not_say_that_it_sends_json(server: Server, headers: dict
     assert answer.json()["message"]["content"] == "Hello there"
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "http://127.0.0.1:3000"}, {"Sec-Fetch-Site": "cross-site"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Referer": "http://evil/"},
+        {"Cookie": "a=b"},
+    ],
+)
 @pytest.mark.parametrize("kind", [{}, {"Content-Type": "text/plain"}])
 def test_a_page_must(server: Server, headers: dict[str, str], kind: dict[str, str]) -> None:
     """Without application/json a browser would not ask first whether that page may."""

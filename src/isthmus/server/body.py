@@ -30,6 +30,8 @@ _MAX_SHOWN = 100  # characters of a bad value in an error message
 _MAX_OBJECTS = 200_000
 _MAX_ITEMS = 1 << 20
 
+# Headers of browsers that programs do not send; the last two of those that posted forms without the others.
+_PAGES_SEND = ("origin", "sec-fetch-site", "referer", "cookie")
 
 # Of the request that the running task answers: by it, its text's way is chosen (text_lanes.py).
 body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
@@ -76,7 +78,7 @@ def _check_type(request: Request, typed: bool) -> None:
     Not `typed`: a program may leave it out. Browsers name the Origin of whatever a page posts.
     """
     kind = request.headers.get("content-type", "")
-    from_page = "origin" in request.headers or "sec-fetch-site" in request.headers
+    from_page = any(name in request.headers for name in _PAGES_SEND)
     if kind.partition(";")[0].strip().lower() != "application/json" and (typed or from_page):
         message = f"the body must be sent with 'Content-Type: application/json', got {kind[:_MAX_SHOWN]!r}"
         raise ApiError(415, message, code="unsupported_media_type")
