@@ -1,5 +1,6 @@
 """Fixtures that tests of several parts share."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,15 @@ import pytest
 
 from alphabet import write_alphabet_model
 from isthmus import native
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_enough() -> None:
+    """Models that tests drop keep their files mapped until Python collects all it has, which it does seldom
+    beside so many objects: 1,100 at the end, more than many a system's soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, enough), hard))
 
 
 @pytest.fixture(autouse=True)
