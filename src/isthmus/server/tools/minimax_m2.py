@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from isthmus.server.call_format import CallFormat
 from isthmus.server.scanner import Reading
-from isthmus.server.tools.xml_call import XmlCallParser
+from isthmus.server.tools.xml_call import NamedElementParser
 
 _LIST, _LIST_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _INVOKE, _INVOKE_END = '<invoke name="', "</invoke>"
@@ -16,9 +16,11 @@ _PARAMETER, _PARAMETER_END = '<parameter name="', "</parameter>"
 _NAME_END = '">'
 
 
-class MinimaxM2Parser(XmlCallParser):
+class MinimaxM2Parser(NamedElementParser):
     begins = (_LIST,)
     markers = (_LIST, _LIST_END)
+    parameter, name_end = _PARAMETER, _NAME_END
+    value_ends, function_end = (_PARAMETER_END,), _INVOKE_END
     writes = CallFormat(
         _INVOKE,
         _NAME_END + "\n",
@@ -37,36 +39,5 @@ class MinimaxM2Parser(XmlCallParser):
                 return self._index >= 0 and not (yield from self._more())
             if following == _LIST_END:
                 return True
-            if not (yield from self._call()):
+            if not (yield from self._function()):
                 return False
-
-    def _call(self) -> Reading[bool]:
-        name = yield from self._name()
-        if name is None:
-            return False
-        yield from self._skip_space()
-        following = yield from self._accept(_PARAMETER, _INVOKE_END)
-        if following is None:
-            return False
-        self._start(name)
-        self._argue("{")
-        first = True
-        while following == _PARAMETER:
-            key = yield from self._name()
-            if key is None:
-                return False
-            if not (yield from self._argument(name, key, first=first, ends=(_PARAMETER_END,))):
-                return False
-            first = False
-            yield from self._skip_space()
-            following = yield from self._accept(_PARAMETER, _INVOKE_END)
-        if following is None:
-            return False
-        self._argue("}")
-        self._end()
-        return True
-
-    def _name(self) -> Reading[str | None]:
-        """Of a function or parameter; None if the line ends first."""
-        name, marker = yield from self._collect_until(_NAME_END, "\n")
-        return name.strip() or None if marker == _NAME_END else None
