@@ -24,21 +24,11 @@ from isthmus.engine.request import Grammar, SamplingParams
 from isthmus.engine.token_mask import VocabularyGrammars
 from isthmus.errors import UsageError
 from isthmus.tokenizer import Tokenizer
-from isthmus.weights.demo import carried_file
-from isthmus.weights.source import open_weights
 from tokenizer.vocabularies import byte_level, sentencepiece
 
 # A pattern can only be met by chance; these make an end likely within a test's patience.
 _ENDS = '"}], \n'
 _MAX_TOKENS = 120
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    source = open_weights(carried_file())
-    tokenizer = Tokenizer.from_gguf(source.metadata)
-    source.close()
-    return tokenizer
 
 
 @pytest.fixture(scope="module")

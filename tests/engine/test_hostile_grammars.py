@@ -18,19 +18,9 @@ from isthmus.engine.request import Grammar, Output, Request, SamplingParams
 from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.engine.token_mask import GrammarMask, VocabularyGrammars
 from isthmus.tokenizer import Tokenizer
-from isthmus.weights.demo import carried_file
-from isthmus.weights.source import open_weights
 
 PATIENCE_S = 20.0  # the longest of these takes a second or two on an idle core
 CONTEXT = 128
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    source = open_weights(carried_file())
-    tokenizer = Tokenizer.from_gguf(source.metadata)
-    source.close()
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
