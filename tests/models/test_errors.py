@@ -90,7 +90,7 @@ def test_key_is_named(case: tiny.Case, key: str, value: Any, says: str, tmp_path
             "longrope",
             "'llama.rope.scaling.type' is 'longrope'; supported: 'none', 'linear', 'yarn'",
         ),
-        (DEEPSEEK, "expert_gating_func", 7, "'deepseek2.expert_gating_func' is 7; supported: 1, 2"),
+        (DEEPSEEK, "expert_gating_func", 7, "'deepseek2.expert_gating_func' is 7; supported: 0, 1, 2"),
     ],
 )
 def test_unknown_meaning_is_named(case: tiny.Case, key: str, value: Any, says: str, tmp_path: Path) -> None:

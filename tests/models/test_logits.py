@@ -213,6 +213,17 @@ def test_a_wrong_key_is_seen(name: str, key: str, value: Any, tmp_path: Path) ->
     assert distance(whole(load(path), PROMPT), oracle(reference)) > 10 * F32_BOUND
 
 
+@pytest.mark.parametrize("name", ["deepseek-v2", "glm4moe-lite", "glm4moe", "minimax-m2", "ernie4_5-moe"])
+def test_a_gate_of_0_is_the_familys_own(name: str, tmp_path: Path) -> None:
+    """As in llama.cpp, whose enumeration has NONE there: softmax of V2 and Ernie, sigmoid of the others."""
+    case = tiny.CASES[name]
+    reference = tiny.build(case)
+    keys, tensors = tiny.keys_of(case, reference.config), tiny.tensors_of(case, reference)
+    keys |= {"expert_gating_func": 0}
+    path = tiny.write(tmp_path / "tiny.gguf", case.arch, keys, tensors, tiny.all_f32)
+    assert distance(whole(load(path), PROMPT), oracle(reference)) < F32_BOUND
+
+
 def test_another_clamp_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = tiny.CASES["gpt-oss"]
     reference = tiny.build(case)

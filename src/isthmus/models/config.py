@@ -101,9 +101,8 @@ _GATES: dict[int, Gate] = {1: "softmax", 2: "sigmoid"}  # llama.cpp's ids
 
 
 def read_gate(keys: Keys, default: Gate) -> Gate:
-    """How the router's products become scores."""
-    ids = {gate: number for number, gate in _GATES.items()}
-    gate: Gate = keys.choice("expert_gating_func", _GATES, ids[default])
+    """How the router's products become scores. 0 is llama.cpp's word for: not set."""
+    gate: Gate = keys.choice("expert_gating_func", {0: default} | _GATES, 0)
     return gate
 
 
