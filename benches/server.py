@@ -2,11 +2,13 @@
 
     python benches/server.py [MODEL] [--clients 1 2 4 8 16 32] [--tokens 96] [--llama-server PATH]
 
-MODEL: a .gguf file or demo. Each client asks for answers of up to --tokens tokens to prompts of about 110
-tokens, no two alike, one after the other; every token's time is noted where it arrives. One JSON line a case:
-tokens per second of all clients together, time to first token and time between tokens (p50, p99). Servers are
-run in turns, never at once, with as many threads and slots. Then, of Isthmus alone: what a repeated prefix of
-2,000 tokens costs, and the time between tokens beside a client that posts megabytes (see neighbour.py).
+MODEL: a .gguf file (see make_gguf.py --tokenizer) or demo. Each client asks for answers of exactly --tokens
+tokens to prompts of about 110 tokens, no two alike, one after the other; every token's time is noted where it
+arrives. One JSON line a case: tokens per second of all clients together, time to first token and time between
+tokens (p50, p99). Servers are run in turns, never at once, with as many threads, and with slots and context
+for as many clients as there are at most; then come the ratios of each pair of turns. Of Isthmus alone, unless
+--only-clients: what a repeated prefix of 2,000 tokens costs, and the time between tokens beside a client that
+posts megabytes (see neighbour.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import argparse
 import asyncio
 import time
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import httpx
 
@@ -24,24 +28,27 @@ from isthmus.resolve import resolve_model
 from neighbour import KINDS, compare
 from serving import Run, Server, ask, client, crowd, isthmus, llama_server, p50_p99_ms
 
-CONTEXT = 4096  # of one request
+CONTEXT = 4096  # of one request; --ctx
 PREFIX_WORDS = 1_500  # about 2,000 tokens
 NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS = 4.0, 3
 
+Case = dict[str, Any]
 
-def measure(server: Server, num_clients: int, num_rounds: int, num_tokens: int, first: int) -> None:
+
+def measure(server: Server, num_clients: int, num_rounds: int, num_tokens: int, first: int) -> Case:
     started = time.monotonic()
     runs = asyncio.run(crowd(server.url, num_clients, num_rounds, num_tokens, first))
     seconds = time.monotonic() - started
     total = sum(run.num_tokens for run in runs)
-    report(
-        server=server.name,
-        clients=num_clients,
-        tokens=total,
-        tok_s=round(total / seconds, 1),
+    case = {
+        "server": server.name,
+        "clients": num_clients,
+        "tokens": total,
+        "tok_s": round(total / seconds, 1),
         **latencies(runs),
-        commit=commit(),
-    )
+    }
+    report(**case, commit=commit())
+    return case
 
 
 def latencies(runs: list[Run]) -> dict[str, float]:
@@ -74,27 +81,41 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=1, help="answers that each client asks for")
+    parser.add_argument("--repeat", type=int, default=1, help="turns of each server")
+    parser.add_argument("--ctx", type=int, default=CONTEXT, help="context of one client")
     parser.add_argument("--threads", type=int, help="of both; default: as many as Isthmus takes")
+    parser.add_argument("--only-clients", action="store_true")
     parser.add_argument("--llama-server", type=Path)
     args = parser.parse_args()
-    parallel = max(args.clients)
-    own = ["--ctx", str(CONTEXT), "--parallel", str(parallel)]
-    with isthmus(args.model, *own, *(["--threads", str(args.threads)] if args.threads else [])) as server:
-        threads = args.threads or _threads(server)
-        run_cases(server, args)
-        extras(server)
-    if args.llama_server:
-        path = resolve_model(args.model)
-        with llama_server(args.llama_server, path, threads, parallel, CONTEXT) as server:
-            run_cases(server, args)
+    path, threads, parallel = resolve_model(args.model), args.threads, max(args.clients)
+    pairs: list[tuple[Case, Case]] = []
+    for turn in range(args.repeat):
+        given = ["--threads", str(threads)] if threads else []
+        with isthmus(args.model, "--ctx", str(args.ctx), "--parallel", str(parallel), *given) as server:
+            threads = threads or _threads(server)
+            ours = run_cases(server, args)
+            if turn == 0 and not args.only_clients:
+                extras(server)
+        if args.llama_server:
+            with llama_server(args.llama_server, path, threads, parallel, args.ctx) as server:
+                pairs += zip(ours, run_cases(server, args), strict=True)
+    for num_clients in args.clients if pairs else ():
+        report(clients=num_clients, **ratios([pair for pair in pairs if pair[0]["clients"] == num_clients]))
 
 
-def run_cases(server: Server, args: argparse.Namespace) -> None:
+def run_cases(server: Server, args: argparse.Namespace) -> list[Case]:
     asyncio.run(crowd(server.url, 1, 1, 4, first=0))  # pages and caches as in use
-    first = 1
+    cases, first = [], 1
     for num_clients in args.clients:
-        measure(server, num_clients, args.rounds, args.tokens, first)
+        cases.append(measure(server, num_clients, args.rounds, args.tokens, first))
         first += num_clients * args.rounds
+    return cases
+
+
+def ratios(pairs: list[tuple[Case, Case]]) -> dict[str, float]:
+    """Isthmus over llama-server, each the median over the turns of the ratio within a turn."""
+    names = [name for name in pairs[0][0] if name not in ("server", "clients", "tokens")]
+    return {f"{name}_ratio": round(median(a[name] / b[name] for a, b in pairs), 2) for name in names}
 
 
 def _threads(server: Server) -> int:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import httpx
 
@@ -49,9 +50,9 @@ def isthmus(model: str, *options: str) -> Iterator[Server]:
 
 @contextmanager
 def llama_server(program: Path, model: Path, threads: int, parallel: int, context: int) -> Iterator[Server]:
-    """With as much context for each of its slots as one request of ours may have."""
-    command = [str(program), "-m", str(model), "-t", str(threads), "-np", str(parallel)]
-    command += ["-c", str(context * parallel), "--no-webui"]
+    """With as much context for each of its slots as one request of ours may have; else its own defaults."""
+    command = [str(program), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
+    command += ["-np", str(parallel), "-c", str(context * parallel), "--no-webui"]
     with _started("llama-server", command, "/health") as server:
         yield server
 
@@ -104,11 +105,16 @@ class Run:
 
 
 async def ask(
-    client: httpx.AsyncClient, url: str, content: str, max_tokens: int, run: Run | None = None
+    client: httpx.AsyncClient,
+    url: str,
+    content: str,
+    max_tokens: int,
+    run: Run | None = None,
+    **fields: Any,
 ) -> Run:
-    """One answer, noted in `run` while it comes."""
+    """One answer, noted in `run` while it comes. fields: of the request, beside these."""
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
-    body |= {"temperature": 0, "stream_options": {"include_usage": True}}
+    body |= {"temperature": 0, "stream_options": {"include_usage": True}, **fields}
     run = run or Run(time.monotonic())
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
@@ -126,12 +132,15 @@ async def ask(
 
 
 async def crowd(url: str, num_clients: int, num_rounds: int, max_tokens: int, first: int) -> list[Run]:
-    """`num_clients` at once, each asking one thing after the other; prompts are numbered from `first`."""
+    """`num_clients` at once, each asking one thing after the other; prompts are numbered from `first`.
+
+    Every answer has `max_tokens` tokens.
+    """
     async with client(num_clients) as http:
 
         async def one(index: int) -> list[Run]:
             numbers = range(first + index * num_rounds, first + (index + 1) * num_rounds)
-            return [await ask(http, url, prompt(number), max_tokens) for number in numbers]
+            return [await ask(http, url, prompt(number), max_tokens, ignore_eos=True) for number in numbers]
 
         return [run for runs in await asyncio.gather(*map(one, range(num_clients))) for run in runs]
 

@@ -110,7 +110,9 @@ class FakeEngine:
 
     def _next(self, job: Job) -> Output:
         token, reason, error = None, None, None
-        if job.text:
+        if job.text and job.text[0] in job.request.stop_ids:
+            reason = "stop"
+        elif job.text:
             token = job.text.popleft()
             job.num_output += 1
             if job.num_output == job.request.params.max_tokens:

@@ -58,6 +58,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("repeat_penalty", 0),
     *[("seed", value) for value in (-1, 2**64, "7", 1.5)],
     *[("stop", value) for value in ("", [""], ["x"] * 10_000, LONG, 7, [7], [None], {"a": 1})],
+    *[("ignore_eos", value) for value in (1, "true")],
     *[("stop_token_ids", value) for value in ([512], [-1], [2**31], ["1"], 5, [1] * 100_000)],
     *[
         ("logit_bias", value)

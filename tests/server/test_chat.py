@@ -103,6 +103,28 @@ def test_text_held_back_for_a_stop_string_is_not_lost_at_the_end(server: Server,
     assert text == "the EN"
 
 
+@pytest.mark.parametrize(
+    ("ignore_eos", "text", "count"), [(True, "abcd", 5), (False, "ab", 2), (None, "ab", 2)]
+)
+def test_end_tokens_may_be_ignored(server: Server, ignore_eos: bool | None, text: str, count: int) -> None:
+    """`</s>` (258) stands in the middle: it counts and is not shown."""
+    script = {"tokens": [*b"ab", 258, *b"cd"]}
+    body = chat_body("", script=script, ignore_eos=ignore_eos)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == text
+    assert answer["usage"]["completion_tokens"] == count
+    body = {"prompt": body["messages"][0]["content"], "ignore_eos": ignore_eos, "max_tokens": 9}
+    assert httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"] == text
+
+
+def test_an_answer_held_by_a_grammar_ends_where_it_does(server: Server) -> None:
+    script = {"tokens": [*b"ab", 258, *b"cd"]}
+    grammar = {"syntax": "regex", "definition": "ab"}
+    body = chat_body("", script=script, ignore_eos=True, grammar=grammar)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == "ab"
+
+
 def test_parts_of_text_are_joined_by_line_ends(server: Server) -> None:
     """The scripted engine reads its script from the prompt: one over two parts shows how they join."""
     parts = [{"type": "text", "text": '{"say":'}, {"type": "text", "text": '"joined"}'}]

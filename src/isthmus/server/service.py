@@ -112,7 +112,7 @@ class Service:
             prompt, segments = await self.in_thread(lambda: self.prompts.of_chat(chat, limit))
             return Prepared([prompt], await self.answers.of(chat, segments))
 
-        return await self.start(kind, prepare, params, chat.num_choices)
+        return await self.start(kind, prepare, params, chat.num_choices, ends=not chat.ignore_eos)
 
     async def start_completion(self, body: CompletionRequest) -> Choices:
         """The continuations of texts, under way. The caller closes them."""
@@ -128,7 +128,7 @@ class Service:
             return Prepared(await self.in_thread(work))
 
         # After one token nothing comes: an end token is then told like any other, as its readers count on.
-        ends = not (body.echo and body.logprobs is not None and body.token_limit == 1)
+        ends = not (body.ignore_eos or (body.echo and body.logprobs is not None and body.token_limit == 1))
         return await self.start("cmpl-", prepare, params, body.num_choices, continues=True, ends=ends)
 
     async def start(
@@ -143,13 +143,15 @@ class Service:
     ) -> Choices:
         """`num_choices` answers to each prompt; `prepare` makes those once the request has its place.
 
-        `continues`: the answers go on from the prompts' text; `ends`: the model's end tokens end them.
+        `continues`: the answers go on from the prompts' text; `ends`: the model's end tokens end them (always where
+        a grammar says that nothing may follow).
         """
         choices = Choices(f"{kind}{uuid.uuid4().hex}", on_end=self._admit())
         try:
             made = await prepare()
             params = replace(params, grammar=made.answering.grammar)
             limit = self.context_tokens(self.require_ready())  # again: the engine may have died meanwhile
+            ends = ends or params.grammar is not None
             stop_ids = (self.tokenizer.stop_ids if ends else frozenset()) | frozenset(params.stop_token_ids)
             num_requests = len(made.prompts) * num_choices
             for index in range(num_requests):

@@ -44,7 +44,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     # samplers of other servers
     "min_tokens": (0,),
-    "ignore_eos": (False,),
     "bad_words": ([],),
     "logits_processors": ([],),
     "include_stop_str_in_output": (False,),

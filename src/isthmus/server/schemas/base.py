@@ -77,6 +77,7 @@ class Sampling(Body):
     max_tokens: TokenLimit = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOP_TOKEN_IDS)] = None
+    ignore_eos: bool | None = None  # vLLM's and llama-server's: the model's end tokens end nothing
 
     temperature: Annotated[float | None, Field(ge=0, le=10)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
