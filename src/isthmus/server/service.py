@@ -143,8 +143,8 @@ class Service:
     ) -> Choices:
         """`num_choices` answers to each prompt; `prepare` makes those once the request has its place.
 
-        `continues`: the answers go on from the prompts' text; `ends`: the model's end tokens end them (always where
-        a grammar says that nothing may follow).
+        `continues`: the answers go on from the prompts' text. `ends`: the model's end tokens end them; where
+        a grammar says that nothing may follow they always do.
         """
         choices = Choices(f"{kind}{uuid.uuid4().hex}", on_end=self._admit())
         try:
