@@ -91,8 +91,10 @@ class PlainTemplate:
         self.hold = threading.Event()
         self.hold.set()
         self.waiting = 0
+        self.asked: dict[str, Any] = {}  # the last rendering's options
 
     def render(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Segment]:
+        self.asked = kwargs
         if any(message["content"] == "fail" for message in messages):
             raise TemplateError("the template refuses these messages: roles must alternate")
         if not self.hold.is_set():

@@ -129,7 +129,8 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ],
     ("grammar", {"syntax": "gbnf", "definition": "root ::= x"}),
     ("guided_json", {}),
-    ("continue_final_message", True),
+    *[("continue_final_message", value) for value in (True, 1, "true")],  # the last message is a user's
+    ("add_generation_prompt", "yes"),
     ("chat_template", "{{ 1 }}"),
     *[
         ("chat_template_kwargs", value)

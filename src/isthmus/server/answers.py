@@ -75,7 +75,7 @@ class Answers:
         """ApiError 400 for a schema or grammar that cannot be held, with its `param`."""
         functions = {tool.function.name: tool.function.schema_of_arguments for tool in chat.callable_tools}
         answering = Answering(self.dialect, functions or None, self.dialect.begins_inside(prompt))
-        param = _held(chat)
+        param = chat.held
         if param is None:
             return answering
         work = partial(self._grammar, chat, param, answering.inside, time.monotonic() + _PATIENCE_S)
@@ -171,16 +171,3 @@ class Answers:
         if self.dialect.tools is None:
             raise UsageError("this server has no parser of tool calls for its model (--tool-parser)")
         return tools.PARSERS[self.dialect.tools]
-
-
-def _held(chat: ChatRequest) -> str | None:
-    """The field of the request that free text would not satisfy, if there is one."""
-    if chat.grammar is not None:
-        return "grammar"
-    if chat.forced_tools:
-        return "tool_choice"
-    if chat.response_format is not None and chat.response_format.schema_of_answer is not None:
-        return "response_format"
-    if any(tool.function.strict for tool in chat.callable_tools):
-        return "tools"
-    return "parallel_tool_calls" if chat.callable_tools and chat.parallel_tool_calls is False else None

@@ -45,13 +45,19 @@ class Prompts:
 
     def segments_of(self, chat: ChatRequest) -> list[Segment]:
         """The conversation as the model reads it."""
-        messages = [each.for_template() for each in chat.messages]
+        messages = [each.for_template() for each in chat.shown_messages]
         tools: list[dict[str, Any]] | None = [tool.for_template() for tool in chat.callable_tools] or None
         uses_tools = tools or any(each.tool_calls or each.role == "tool" for each in chat.messages)
         if uses_tools and self._dialect.in_words:
             messages, tools = with_tools_in_words(messages, tools, self._dialect.tools), None
         try:
-            return self.template.render(messages, tools=tools, **chat.template_kwargs)
+            return self.template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continues,
+                **chat.template_kwargs,
+            )
         except UsageError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_value") from error
 

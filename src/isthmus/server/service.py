@@ -112,7 +112,8 @@ class Service:
             prompt, segments = await self.in_thread(lambda: self.prompts.of_chat(chat, limit))
             return Prepared([prompt], await self.answers.of(chat, segments))
 
-        return await self.start(kind, prepare, params, chat.num_choices, ends=not chat.ignore_eos)
+        ends = not chat.ignore_eos
+        return await self.start(kind, prepare, params, chat.num_choices, continues=chat.continues, ends=ends)
 
     async def start_completion(self, body: CompletionRequest) -> Choices:
         """The continuations of texts, under way. The caller closes them."""

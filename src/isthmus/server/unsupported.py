@@ -13,6 +13,13 @@ from typing import Any
 
 from isthmus.server.errors import ApiError
 
+# What makes a prompt another one, also where only that is asked for.
+IN_PROMPTS: dict[str, tuple[Any, ...]] = {
+    "documents": ([],),
+    "chat_template": (),
+    "truncate_prompt_tokens": (),
+}
+
 # Field -> values that ask for nothing. Whoever builds a feature takes its line out.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # several answers
@@ -37,11 +44,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # the prompt
     "prediction": (),
     "suffix": ("",),
-    "documents": ([],),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-    "truncate_prompt_tokens": (),
+    **IN_PROMPTS,
     # samplers of other servers
     "min_tokens": (0,),
     "bad_words": ([],),
@@ -56,6 +59,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (0, 0.0),
     "xtc_probability": (0, 0.0),
     "dynatemp_range": (0, 0.0),
+}
+
+# Of a chat alone: a completion has fields of these names.
+IN_CHATS: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
+    "echo": (False,),
+    "add_special_tokens": (False,),
 }
 
 

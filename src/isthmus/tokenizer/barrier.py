@@ -57,12 +57,13 @@ class SpecialTexts:
 
 
 class Barrier:
-    """`replacements`: character -> private-use character, none of which occurs in `texts`."""
+    """`replacements`: character -> private-use character; neither these nor `mark` occur in `texts`."""
 
     def __init__(self, special: SpecialTexts, texts: Collection[str]) -> None:
         free = _unused([text for text in texts if not text.isascii()])
         try:
             self.replacements = {character: next(free) for character in special.characters}
+            self.mark = next(free)  # for a place in a message that its rendering is asked about
         except StopIteration:
             raise UsageError("the messages use every private-use character of Unicode's plane 16") from None
         self._special = special

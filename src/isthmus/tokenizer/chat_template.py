@@ -17,7 +17,7 @@ from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
 from isthmus.errors import TemplateError, UsageError
 from isthmus.tokenizer.barrier import Barrier, SpecialTexts
 from isthmus.tokenizer.default_templates import default_template
-from isthmus.tokenizer.messages import Message, check_messages, check_tools
+from isthmus.tokenizer.messages import Message, check_continued, check_messages, check_tools
 from isthmus.tokenizer.segment import Segment
 from isthmus.tokenizer.template_process import Limits, TemplateProcess
 from isthmus.tokenizer.tokenizer import Tokenizer
@@ -82,21 +82,30 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> list[Segment]:
         """The prompt. `variables` are the template's own options (`enable_thinking=False`).
 
+        It ends with the head of an answer, or, with `continue_final_message`, inside the last message, which
+        is the assistant's: as transformers' apply_chat_template has it, where the two exclude each other.
+
         Raises UsageError for messages or options that cannot be meant, TemplateError for whatever is the
         template's.
         """
+        if continue_final_message and add_generation_prompt:
+            raise UsageError("continue_final_message and add_generation_prompt exclude each other")
         forbidden = sorted(set(variables) & (_OWN_VARIABLES | set(self._tokens)))
         if forbidden:
             raise UsageError(f"template option {forbidden[0]!r} is set by Isthmus and cannot be given")
+        checked = check_messages(messages)
+        if continue_final_message:
+            check_continued(checked[-1])
         given = {
             **variables,
-            "messages": [self._adapted(message) for message in check_messages(messages)],
+            "messages": [self._adapted(message) for message in checked],
             "tools": check_tools(tools),
         }
         try:
@@ -107,14 +116,16 @@ class ChatTemplate:
             raise UsageError("messages, tools or template options are nested too deeply") from None
         except TypeError as error:
             raise UsageError(f"messages, tools and template options must be JSON values: {error}") from None
+        begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        final = _mark_end(protected["messages"][-1], barrier.mark) if continue_final_message else None
         request = {
             "source": self.source,
             "barrier": barrier.replacements,
-            "variables": {**self._tokens, **protected, "add_generation_prompt": bool(add_generation_prompt)},
+            "variables": {**self._tokens, **protected, "add_generation_prompt": begins},
         }
         is_long = sum(map(len, texts)) >= LONG_TEXT_CHARACTERS
-        process = self._process_of_long if is_long else self._process
-        return barrier.segments(self._ask(process, request, barrier))
+        rendered = self._ask(self._process_of_long if is_long else self._process, request, barrier)
+        return barrier.segments(rendered if final is None else _up_to_mark(rendered, final, barrier))
 
     def close(self) -> None:
         """Ends the helper processes; a later rendering starts another."""
@@ -146,6 +157,25 @@ class ChatTemplate:
         if "tool_calls" in adapted and as_text:
             adapted["tool_calls"] = [_with_text_arguments(call) for call in adapted["tool_calls"]]
         return adapted
+
+
+def _mark_end(message: Message, mark: str) -> str:
+    """Puts `mark` and a blank behind the message's text, or the last of its texts, and returns that."""
+    content = message["content"]
+    place, key = (message, "content") if isinstance(content, str) else (content[-1], "text")
+    text = str(place[key])
+    place[key] = f"{text}{mark} "
+    return text
+
+
+def _up_to_mark(rendered: str, text: str, barrier: Barrier) -> str:
+    """The prompt up to the last mark. Where a template trims the blank behind that, it trims `text` too."""
+    mark = barrier.mark
+    end = rendered.rfind(mark)
+    if end < 0 or barrier.restore(text).strip() not in barrier.restore(rendered):
+        raise UsageError("the chat template does not show the whole last message: it cannot be continued")
+    before = rendered[:end].replace(f"{mark} ", "").replace(mark, "")
+    return before if rendered.startswith(f"{mark} ", end) else before.rstrip()
 
 
 def _with_text_arguments(call: Message) -> Message:

@@ -50,6 +50,18 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Message] | No
     return [dict(tool) for tool in tools]
 
 
+def check_continued(message: Message) -> None:
+    """UsageError unless an answer can go on from the end of this last message, one of `check_messages`."""
+    if message["role"] != "assistant":
+        raise UsageError(
+            f"only a message of the assistant can be continued, the last is from {message['role']!r}"
+        )
+    if message.get("tool_calls"):
+        raise UsageError("a message with tool_calls cannot be continued")
+    if not isinstance(message["content"], str) and not message["content"]:
+        raise UsageError("the last message has no text to continue")
+
+
 def _check_message(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(message, Mapping):
         raise UsageError(f"{where} must be an object with role and content, got {type(message).__name__}")

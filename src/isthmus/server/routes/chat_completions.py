@@ -25,6 +25,7 @@ from isthmus.server.schemas.base import Sampling
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.service import Service
 from isthmus.server.sse import frame, stream_of, until_gone
+from isthmus.server.unsupported import IN_CHATS
 from isthmus.server.usage import totals_of
 
 
@@ -38,7 +39,7 @@ def build(service: Service) -> APIRouter:
         openapi_extra=documented_body(ChatRequest),
     )
     async def chat_completions(request: Request) -> Response:
-        chat = await read_model(request, ChatRequest, service.options)
+        chat = await read_model(request, ChatRequest, service.options, IN_CHATS)
         check_stream_options(chat)
         answer = _stream if chat.stream else _whole
         return await until_gone(request.receive, answer(service, chat))

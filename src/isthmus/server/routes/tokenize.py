@@ -14,12 +14,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from isthmus.errors import UsageError
-from isthmus.server.body import read_fields, validated
+from isthmus.server.body import read_fields, read_model, validated
 from isthmus.server.errors import ApiError
 from isthmus.server.openapi import documented_body
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from isthmus.server.service import Service
+from isthmus.server.unsupported import IN_PROMPTS, refuse_unsupported
 
 
 def build(service: Service) -> APIRouter:
@@ -33,6 +34,7 @@ def build(service: Service) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         fields = await read_fields(request, service.options)
+        refuse_unsupported(fields, IN_PROMPTS)
         body: ChatRequest | TokenizeRequest
         body = validated(fields, ChatRequest) if "messages" in fields else validated(fields, TokenizeRequest)
         service.check_model(body.model)
@@ -61,7 +63,7 @@ def build(service: Service) -> APIRouter:
         openapi_extra=documented_body(ChatRequest),
     )
     async def apply_template(request: Request) -> Response:
-        chat = validated(await read_fields(request, service.options), ChatRequest)
+        chat = await read_model(request, ChatRequest, service.options, IN_PROMPTS)
         service.check_model(chat.model)
         return await _json(service, lambda: {"prompt": _text(service, chat)})
 

@@ -25,7 +25,8 @@ MAX_TEMPLATE_KWARGS = 16
 
 # Arguments of a template that are not the caller's to set: they decide what is rendered, not how.
 _RESERVED_KWARGS = frozenset(
-    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "tokenize"}
+    {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+    | {"bos_token", "eos_token", "tokenize"}
 )
 
 
@@ -88,10 +89,24 @@ class Message(Body):
             raise PydanticCustomError("unsupported", "not supported by this server yet")
         return None
 
+    @property
+    def text(self) -> str | None:
+        """Its parts joined by line ends; None for none."""
+        return None if self.content is None else "\n".join(part.text for part in self.content)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether an answer can continue it."""
+        return self.role == "assistant" and not self.tool_calls
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.text or self.reasoning_content)
+
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: content is one string (parts are joined by line ends)."""
+        """As chat templates expect it: content is one string."""
         role = "system" if self.role == "developer" else self.role
-        content = None if self.content is None else "\n".join(part.text for part in self.content)
+        content = self.text
         message: dict[str, Any] = {"role": role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
@@ -116,6 +131,10 @@ class ChatRequest(Sampling, ToolFields):
         Field(max_length=MAX_TEMPLATE_KWARGS),
     ] = None
     reasoning_effort: Annotated[str | None, Field(max_length=16)] = None
+
+    # How the prompt ends: with the head of a new answer, or open inside the last message (see `continues`).
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @field_validator("messages")
     @classmethod
@@ -146,6 +165,47 @@ class ChatRequest(Sampling, ToolFields):
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("dependent", "needs 'logprobs': true", {"param": "top_logprobs"})
         return self
+
+    @model_validator(mode="after")
+    def _can_continue(self) -> ChatRequest:
+        if not self.continue_final_message:
+            return self
+        why = None
+        if self.add_generation_prompt:
+            why = "and add_generation_prompt exclude each other"
+        elif not self.messages[-1].may_go_on:
+            why = "needs a last message of the assistant, without tool_calls"
+        elif self.held is not None:
+            why = f"cannot go together with {self.held}, which is held by a whole answer"
+        if why is not None:
+            raise PydanticCustomError("dependent", "{why}", {"why": why, "param": "continue_final_message"})
+        return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on from the end of the last message.
+
+        Where nothing is said of that, a text of the assistant at the end is one to go on from, as it is for
+        llama-server and Ollama; not if a whole answer is held to a form.
+        """
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        last = self.messages[-1]
+        return (
+            self.add_generation_prompt is None
+            and self.held is None
+            and last.may_go_on
+            and last.says_something
+        )
+
+    @property
+    def shown_messages(self) -> list[Message]:
+        """Without an empty one of the assistant at the end, which is the answer to come."""
+        last = self.messages[-1]
+        says_how = self.continue_final_message is not None or self.add_generation_prompt is not None
+        if says_how or not last.may_go_on or last.says_something:
+            return self.messages
+        return self.messages[:-1] or self.messages
 
     @property
     def num_logprobs(self) -> int | None:

@@ -149,6 +149,7 @@ class ResponsesRequest(Body):
             "top_p": self.top_p,
             "reasoning_effort": effort,
             "response_format": self._response_format(),
+            "add_generation_prompt": True,  # what follows is an item of its own
         }
         if self.tools:
             fields |= {

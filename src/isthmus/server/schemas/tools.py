@@ -156,3 +156,16 @@ class ToolFields(Body):
             name = self.tool_choice.function.name
             return [tool for tool in self.callable_tools if tool.function.name == name]
         return self.callable_tools if self.tool_choice == "required" else []
+
+    @property
+    def held(self) -> str | None:
+        """The field that free text would not satisfy, if there is one."""
+        if self.grammar is not None:
+            return "grammar"
+        if self.forced_tools:
+            return "tool_choice"
+        if self.response_format is not None and self.response_format.schema_of_answer is not None:
+            return "response_format"
+        if any(tool.function.strict for tool in self.callable_tools):
+            return "tools"
+        return "parallel_tool_calls" if self.callable_tools and self.parallel_tool_calls is False else None
