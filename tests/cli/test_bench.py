@@ -25,7 +25,9 @@ KEYS = [
     "device_bytes",
     "handoff",
     "prefill_tok_s",
+    "prefill_runs_tok_s",
     "decode_tok_s",
+    "decode_slices_tok_s",
     "bytes_per_token",
     "read_gb_s",
     "read_limit_gb_s",
@@ -66,15 +68,17 @@ def test_without_json_it_reads_as_text(alphabet_model: Path, here: Here) -> None
     assert done.returncode == 0, done.stderr
     assert "prefill" in done.stdout
     assert "of what this memory gives" in done.stdout
+    assert done.stderr.count("\n") == 1  # what was loaded; progress is for a terminal
 
 
 def test_experts_on_a_device_are_in_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = tiny.CASES["qwen3moe"]
     path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
     monkeypatch.setattr(measure, "measure_decode", lambda *_: {})
-    chosen = RunOptions(strategy="stream", device="cpu", threads=1)
-    use = measure.measure(Engine(path, chosen), 40, 1)["experts"]
-    prompts, one = 1 + measure.PREFILLS, 3 * 64 * 32 * 4  # an expert in fp32
+    engine = Engine(path, RunOptions(strategy="stream", device="cpu", threads=1))
+    (prefill,) = bench_sizes.run_tests(engine, [bench_sizes.Size(40)], 3, bench_sizes.Scales(), watch=str)
+    use = measure.measure(engine, 40, 1, prefill.tok_s)["experts"]
+    prompts, one = 1 + 3, 3 * 64 * 32 * 4  # an expert in fp32
     assert use["streamed"] == prompts * 2 * 8  # all experts of both layers, for every prompt
     assert use["bytes_streamed"] == use["streamed"] * one
     assert (use["hits"], use["misses"]) == (prompts * 40 * 2 * 3, 0)
@@ -86,10 +90,12 @@ def test_lists_make_a_table_of_sizes(alphabet_model: Path, here: Here) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     tests = result["tests"]
-    assert result["prefill_tok_s"] == tests[0]["tok_s"]  # the first size is measured once
+    # The first sizes are measured once: a decode of one sequence by slices beside the memory's.
+    assert result["prefill_tok_s"] == tests[0]["tok_s"]
+    assert result["decode_tok_s"] == tests[2]["tok_s"]
     assert [test["test"] for test in tests] == ["pp8", "pp16", "tg4", "tg4@b2"]
+    assert [test["repetitions"] for test in tests] == [2, 2, len(result["decode_slices_tok_s"]), 2]
     for test in tests:
-        assert test["repetitions"] == 2
         assert 0 < test["tok_s_low"] <= test["tok_s"] <= test["tok_s_high"]
 
 
@@ -115,9 +121,13 @@ def test_a_batch_counts_the_tokens_of_all_its_sequences(
 
     monkeypatch.setattr(engine, "step", one_second)
     monkeypatch.setattr(bench_sizes.time, "perf_counter", lambda: seconds[0])
-    wanted = [bench_sizes.Size(8, 4, 2)]
-    (result,) = bench_sizes.run_tests(engine, wanted, 3, bench_sizes.Scales(), lambda _: None)
+    wanted, told = [bench_sizes.Size(8, 4, 2)], list[str]()
+    (result,) = bench_sizes.run_tests(engine, wanted, 3, bench_sizes.Scales(), told.append)
     assert result.tok_s == (2.0, 2.0, 2.0)
+    # Every step of every repetition is told, the first of them for nothing but warmth.
+    assert len(told) == seconds[0]
+    assert told[0].startswith("tg4@b2, warm-up: ")
+    assert told[-1] == "tg4@b2, 3 of 3: 10 of 10 tokens"
 
 
 def test_fewer_layers_are_extrapolated_by_the_bytes_of_a_token() -> None:

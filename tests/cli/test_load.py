@@ -1,8 +1,13 @@
-"""The line about what was loaded."""
+"""The line about what was loaded, and the one that is written over while something takes long."""
 
+import io
+import sys
+import time
 from dataclasses import replace
 
-from isthmus.cli.load import describe
+import pytest
+
+from isthmus.cli.load import describe, status
 from isthmus.engine.request import ModelInfo
 
 INFO = ModelInfo("m", "qwen3moe", 9, 4096, "amx", 8, 20_000_000_000, 1, 10.0)
@@ -31,3 +36,29 @@ def test_devices_are_named_with_what_they_took_and_how_experts_are_handed_over()
     )
     on_cpu = replace(INFO, strategy="hybrid", handoff="threaded")
     assert describe(on_cpu).endswith("8 threads; hybrid, experts handed over by threaded")
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_status_line_has_the_time_since_and_is_wiped_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", Tty())
+    with status() as show:
+        show("first")
+        now[0] += 0.1
+        show("too soon after it")
+        now[0] += 65.0
+        show("later")
+    lines = sys.stderr.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
+    assert lines == ["", "    0 s  first", "   65 s  later", ""]
+
+
+def test_without_a_terminal_there_is_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with status() as show:
+        show("first")
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]

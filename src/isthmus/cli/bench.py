@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -68,8 +67,8 @@ def bench(
         return
     need = max(prompts) + max(news) + 2
     ctx = need if need > DEFAULT_CONTEXT_TOKENS else None
-    from isthmus.cli.bench_sizes import Scales, run_tests, sizes, table
-    from isthmus.cli.load import bar, describe, say
+    from isthmus.cli.bench_sizes import Result, Scales, Size, run_tests, sizes, table
+    from isthmus.cli.load import bar, describe, say, status
     from isthmus.config import RunOptions
     from isthmus.resolve import resolve_model
 
@@ -83,16 +82,20 @@ def bench(
         engine = Engine(path, checked, progress)
     say(describe(engine.info))
     scales = Scales.of_model(model)
-    tests = []
-    if max(len(prompts), len(news), *widths) > 1:
-        tests = run_tests(engine, sizes(prompts, news, widths), repetitions, scales, say)
-    result = measure(engine, prompts[0], news[0], median(tests[0].tok_s) if tests else None)
+    wanted, first = sizes(prompts, news, widths), Size(prompts[0], news[0])
+    with status() as watch:
+        tests = run_tests(engine, [size for size in wanted if size != first], repetitions, scales, watch)
+        result = measure(engine, prompts[0], news[0], tests[0].tok_s, watch)
+    if first in wanted:
+        decoded = Result(first, tuple(result["decode_slices_tok_s"]), scales.decode)
+        tests.insert(wanted.index(first), decoded)
+    several = max(len(prompts), len(news), *widths) > 1
     if scales != Scales():
         result["extrapolated"] = {
             "prefill_tok_s": result["prefill_tok_s"] * scales.prefill,
             "decode_tok_s": result["decode_tok_s"] * scales.decode,
         }
-    if tests:
+    if several:
         result["tests"] = [test.as_data() for test in tests]
     if trace is not None:
         from isthmus.cli.trace import trace_step
@@ -104,7 +107,7 @@ def bench(
         print(json.dumps(result))
         return
     shown = [_summary(result, prompts[0])]
-    shown += [table(tests, markdown=markdown)] if tests else []
+    shown += [table(tests, markdown=markdown)] if several else []
     shown += [_ops(result, markdown=markdown)] if show_ops else []
     print("\n".join(line for part in shown for line in part))
 
@@ -138,9 +141,14 @@ def without(words: list[str], options_: dict[str, int]) -> list[str]:
 
 
 def _summary(result: dict[str, Any], prompt_tokens: int) -> Iterator[str]:
-    yield f"prefill  {result['prefill_tok_s']:8.1f} tok/s  ({prompt_tokens} tokens)"
+    prefills, slices = result["prefill_runs_tok_s"], result["decode_slices_tok_s"]
     yield (
-        f"decode   {result['decode_tok_s']:8.1f} tok/s  ({result['bytes_per_token'] / 1e9:.3f} GB a token "
+        f"prefill  {result['prefill_tok_s']:8.1f} tok/s  ({prompt_tokens} tokens; {min(prefills):.1f} to "
+        f"{max(prefills):.1f} in {len(prefills)} runs)"
+    )
+    yield (
+        f"decode   {result['decode_tok_s']:8.1f} tok/s  ({min(slices):.1f} to {max(slices):.1f} in "
+        f"{len(slices)} slices; {result['bytes_per_token'] / 1e9:.3f} GB a token "
         f"is {result['read_gb_s']:.1f} GB/s: {result['decode_share']:.0%} of what this memory gives, "
         f"{result['read_limit_gb_s']:.1f} GB/s at its best)"
     )

@@ -2,19 +2,22 @@
 
 A test is a prompt of so many tokens (pp512), or so many tokens decoded by so many sequences at once after a
 prompt (tg32, tg32@b4), as llama-bench names them. Each is repeated; figures are medians, with the slowest
-and the fastest beside them. A dummy model of fewer layers than its shape is priced for all of them, by the
-bytes of weights that a token takes: said to be extrapolated, since nobody ran it.
+and the fastest beside them. The first decode of one sequence is not run here: its figures are those of the
+slices that `measure` takes beside the memory's.
+
+A dummy model of fewer layers than its shape is priced for all of them, by the bytes of weights that a token
+takes: said to be extrapolated, since nobody ran it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.measure import prefill_seconds, random_prompt
+from isthmus.cli.measure import Watch, prefill_seconds, random_prompt
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import EngineError
 from isthmus.placement.show_report import table as aligned
@@ -65,17 +68,21 @@ def sizes(prompts: Sequence[int], news: Sequence[int], batches: Sequence[int]) -
 
 
 def run_tests(
-    engine: Engine, wanted: Sequence[Size], repetitions: int, scales: Scales, say: Callable[[str], None]
+    engine: Engine, wanted: Sequence[Size], repetitions: int, scales: Scales, watch: Watch
 ) -> list[Result]:
     """One repetition of each after the other, so that a slow minute is shared; the first round warms up."""
     found: dict[Size, list[float]] = {size: [] for size in wanted}
     for number in range(1 + repetitions):
         for size in wanted:
-            rate = _tok_s(engine, size, seed=number)
+            doing = f"{size}, {f'{number} of {repetitions}' if number else 'warm-up'}"
+            rate = _tok_s(engine, size, number, _named(doing, watch))
             if number:
                 found[size].append(rate)
-        say(f"round {number} of {repetitions}" if number else "warm")
     return [Result(size, tuple(rates), scales.of(size)) for size, rates in found.items()]
+
+
+def _named(doing: str, watch: Watch) -> Watch:
+    return lambda text: watch(f"{doing}: {text}")
 
 
 def table(results: Sequence[Result], *, markdown: bool) -> Iterator[str]:
@@ -125,10 +132,10 @@ class Scales:
         return cls((some - head) / (every - head), some / every)
 
 
-def _tok_s(engine: Engine, size: Size, seed: int) -> float:
+def _tok_s(engine: Engine, size: Size, seed: int, watch: Watch) -> float:
     vocab = engine.info.vocab_size
     if not size.new:
-        return size.prompt / prefill_seconds(engine, random_prompt(size.prompt, vocab, seed=seed))
+        return size.prompt / prefill_seconds(engine, random_prompt(size.prompt, vocab, seed=seed), watch)
     for i in range(size.batch):
         prompt = random_prompt(size.prompt, vocab, seed=1000 * seed + i)
         params = SamplingParams(temperature=0.0, max_tokens=size.new + 1)
@@ -147,4 +154,5 @@ def _tok_s(engine: Engine, size: Size, seed: int) -> float:
             stopped = time.perf_counter()
         elif min(have):
             started = time.perf_counter()
+        watch(f"{sum(have)} of {size.batch * (size.new + 1)} tokens")
     return counted / (stopped - started)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,35 @@ def _nodes(info: ModelInfo) -> str:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+# Between two drawings of a status line: each takes microseconds of what is being measured.
+_REDRAW_S = 0.2
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A line that is written over, behind the time since; nothing at all when stderr is not a terminal.
+
+    Drawn by the caller's own thread, when it has something to say: another would take a measurement's cycles.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    started = time.monotonic()
+    drawn = started - _REDRAW_S
+
+    def show(text: str) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if now - drawn >= _REDRAW_S:
+            drawn = now
+            print(f"\r\x1b[K{now - started:5.0f} s  {text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import random
 import resource
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -25,7 +26,11 @@ READ_BYTES = 1 << 30  # far beyond any cache
 SLICE_S = 0.5  # longest, unless one token takes longer
 SHORTEST_SLICE_S = 0.1  # below this the ends of a slice count for too much
 MIN_PAIRS = 15
-PREFILLS = 3
+
+Watch = Callable[[str], None]  # what is being done, for a status line
+
+
+def unwatched(text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,13 @@ class Pair:
 
 
 def measure(
-    engine: Engine, prompt_tokens: int, new_tokens: int, prefill_tok_s: float | None = None
+    engine: Engine,
+    prompt_tokens: int,
+    new_tokens: int,
+    prefills: Sequence[float],
+    watch: Watch = unwatched,
 ) -> dict[str, Any]:
-    """The object that --json prints. prefill_tok_s: of such a prompt, where that has been measured."""
-    if prefill_tok_s is None:
-        prefill_tok_s = measure_prefill(engine, prompt_tokens)
+    """The object that --json prints. prefills: tok/s of each prompt of `prompt_tokens` that was measured."""
     return {
         "model": engine.info.name,
         "isa": native.current_isa(),
@@ -58,8 +65,9 @@ def measure(
         "devices": engine.info.devices,
         "device_bytes": engine.device_bytes,  # at most, so far
         "handoff": engine.info.handoff,
-        "prefill_tok_s": prefill_tok_s,
-        **measure_decode(engine, prompt_tokens, new_tokens),
+        "prefill_tok_s": median(prefills),
+        "prefill_runs_tok_s": list(prefills),
+        **measure_decode(engine, prompt_tokens, new_tokens, watch),
         "handed_over": asdict(engine.handed_over) if engine.handed_over else None,
         "experts": asdict(use) if (use := engine.expert_use) else None,
         "peak_ram_bytes": peak_ram_bytes(),
@@ -67,29 +75,23 @@ def measure(
     }
 
 
-def measure_prefill(engine: Engine, prompt_tokens: int) -> float:
-    """Tokens a second of a prompt, the median of some."""
-    vocab = engine.info.vocab_size
-    prefill_seconds(
-        engine, random_prompt(min(prompt_tokens, 64), vocab, seed=0)
-    )  # pages and caches as in use
-    prompts = [random_prompt(prompt_tokens, vocab, seed=1 + i) for i in range(PREFILLS)]
-    return prompt_tokens / median(prefill_seconds(engine, prompt) for prompt in prompts)
-
-
-def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
+def measure_decode(
+    engine: Engine, prompt_tokens: int, new_tokens: int, watch: Watch = unwatched
+) -> dict[str, Any]:
     """The figures of decoding alone, after a prompt of random tokens."""
     prompt = random_prompt(prompt_tokens, engine.info.vocab_size, seed=9)
-    pairs = _decode_pairs(engine, prompt, new_tokens)
+    pairs = _decode_pairs(engine, prompt, new_tokens, watch)
     tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)
     shares = {kind: sum(pair.op_seconds[kind] for pair in pairs) / seconds for kind in pairs[0].op_seconds}
     shares["between"] = 1.0 - sum(shares.values())  # sampling, the loop, and Python
     bytes_per_token = sum(pair.bytes_read for pair in pairs) / tokens
     bus_bytes = sum(pair.bus_bytes for pair in pairs)
+    rates = [pair.tokens / pair.seconds for pair in pairs]
     return {
-        "decode_tok_s": tokens / seconds,
+        "decode_tok_s": median(rates),
+        "decode_slices_tok_s": rates,
         "bytes_per_token": round(bytes_per_token),
-        "read_gb_s": bytes_per_token * tokens / seconds / 1e9,
+        "read_gb_s": bytes_per_token * median(rates) / 1e9,
         "read_limit_gb_s": max(pair.limit_gb_s for pair in pairs),
         "decode_share": median(pair.share for pair in pairs),
         "outside_products_share": 1.0 - sum(shares[kind] for kind in native.PRODUCTS),
@@ -99,11 +101,12 @@ def measure_decode(engine: Engine, prompt_tokens: int, new_tokens: int) -> dict[
     }
 
 
-def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int) -> list[Pair]:
+def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, watch: Watch) -> list[Pair]:
     """At least MIN_PAIRS pairs and `new_tokens` tokens, each slice of a length between the two bounds."""
+    watch("what the memory gives")
     probe = native.ReadProbe(READ_BYTES)
     probe.run(SHORTEST_SLICE_S)  # the first touch of its pages
-    decoder = Decoder(engine, prompt)
+    decoder = Decoder(engine, prompt, watch)
     started = time.perf_counter()
     decoder.token()
     token_s = time.perf_counter() - started
@@ -111,6 +114,7 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int) -> list[Pa
     slice_s = min(max(token_s * new_tokens / MIN_PAIRS, SHORTEST_SLICE_S), SLICE_S)
     pairs: list[Pair] = []
     while len(pairs) < MIN_PAIRS or sum(pair.tokens for pair in pairs) < new_tokens:
+        decoder.doing = f"decode, slice {len(pairs) + 1} of at least {MIN_PAIRS}"
         limit = probe.run(slice_s)
         decoder.ensure_running()
         pairs.append(_decode_slice(decoder, slice_s, limit))
@@ -154,8 +158,10 @@ def peak_ram_bytes() -> int:
 class Decoder:
     """An endless answer: when the context is full, the same prompt starts again, outside the slices."""
 
-    def __init__(self, engine: Engine, prompt: list[int]) -> None:
+    def __init__(self, engine: Engine, prompt: list[int], watch: Watch = unwatched) -> None:
         self.engine = engine
+        self.doing = "decode"  # for `watch`
+        self._watch = watch
         self._prompt = prompt
         self.finished = True
         self.ensure_running()
@@ -185,6 +191,7 @@ class Decoder:
             if output.error:
                 raise EngineError(output.error)
             self.finished = output.finish_reason is not None
+        self._watch(f"{self.doing}: {self.engine.num_computed('bench')} tokens in the cache")
         return bool(outputs)
 
 
@@ -212,7 +219,7 @@ def random_prompt(count: int, vocab_size: int, seed: int) -> list[int]:
     return [generator.randrange(vocab_size) for _ in range(count)]
 
 
-def prefill_seconds(engine: Engine, prompt: list[int]) -> float:
+def prefill_seconds(engine: Engine, prompt: list[int], watch: Watch = unwatched) -> float:
     """Seconds from the first step to the first token."""
     # A salt of its own: none of it may be found in the prefix cache.
     salt = str(time.monotonic_ns())
@@ -223,4 +230,6 @@ def prefill_seconds(engine: Engine, prompt: list[int]) -> float:
         for output in engine.step():
             if output.error:
                 raise EngineError(output.error)
+        if engine.has_work:
+            watch(f"{engine.num_computed('prefill')} of {len(prompt)} tokens")
     return time.perf_counter() - started
