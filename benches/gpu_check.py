@@ -13,10 +13,17 @@
     deepseek  the same at DeepSeek-V3's shapes
     exact     under exact_batching a request alone and in company, bit for bit
 
-Needs this repository built in place, numpy and torch with CUDA. Each part is a process of its own: one that
-fails, dies or takes longer than its share is ended, said to be, and the next one begins; what it had found
-stays. Lines go to --json (default: gpu_check.json) as they come. Parts that were stopped or left out can be
-run again by --only, into the same file: lines of other parts are kept.
+Needs this repository built in place, numpy and torch with CUDA, no more. Built in place it is by
+
+    cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(command -v python3)
+    cmake --build build/gpu --parallel && cp build/gpu/_native*.so src/isthmus/native/
+
+with nanobind for the same python3 (or by `make build`, then run with .venv/bin/python).
+
+Each part is a process of its own: one that fails, dies or takes longer than its share is ended, said to be,
+and the next one begins; what it had found stays. Lines go to --json (default: gpu_check.json) as they come.
+Parts that were stopped or left out can be run again by --only, into the same file: lines of other parts are
+kept.
 
 Exit code: 0 all is right; 1 something is wrong or broke off; 2 there is no GPU; 3 nothing is wrong, but not
 all was run in time. Without a GPU, or with --quick, tiny shapes are run, on the CPU with kernels in triton's
@@ -26,6 +33,7 @@ interpreter, which shows that the script itself works; nothing is measured.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -124,6 +132,16 @@ def table(report: Report, parts: list[str]) -> tuple[list[str], bool]:
     return wrong, whole
 
 
+def find_isthmus() -> None:
+    """Where it is built in place and not installed. Exits if it is not built for this Python."""
+    if importlib.util.find_spec("isthmus") is None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+    try:
+        importlib.import_module("isthmus.native._native")
+    except ImportError as error:
+        raise SystemExit(f"{error}; build it for {sys.executable}, see the head of {__file__}") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
@@ -136,6 +154,7 @@ def main() -> int:
     parser.add_argument("--part", help=argparse.SUPPRESS)  # this process is that one's: module:function
     parser.add_argument("--to", type=int, help=argparse.SUPPRESS)  # a pipe for its lines
     options = parser.parse_args()
+    find_isthmus()
     if options.part:
         return serve(options.part, options.to, options.device, options.quick)
     report = Report(options.json)

@@ -14,6 +14,7 @@ import torch
 from gpu_parts.lines import Line, Setting
 from isthmus import native
 from isthmus.native.handoff import probe
+from isthmus.placement.memory import memory_bytes
 
 # As nvidia-smi --help-query-gpu names them.
 FIELDS = (
@@ -43,6 +44,8 @@ def facts(setting: Setting) -> Iterator[Line]:
     machine = native.this_machine()
     nodes = f"{len(machine.nodes)} NUMA nodes" if len(machine.nodes) > 1 else "1 NUMA node"
     yield Line("CPU", note=f"{_cpu()}, {machine.default_threads} threads, {native.current_isa()}, {nodes}")
+    total, available = memory_bytes(Path("/"))  # what plans are made for
+    yield Line("memory", note=f"{available >> 20} of {total >> 20} MiB free")
     if not setting.on_gpu:
         yield Line("GPU", note="none: kernels run in triton's interpreter")
         return

@@ -172,11 +172,13 @@ def check_fixed(make: Maker, quick: bool) -> Iterator[Line]:
         weight = make.weight(name, n, k)
         whole = fixed_kernels.linear(x, weight)
         yield alike(f"{name}, fixed", whole, fixed_kernels.linear(x[at : at + 1].clone(), weight))
-    for dtype in (torch.float32, torch.bfloat16):
+    # Tensor cores cut off what leaves a sum's 24 bits, always towards 0: up to 2^-23 of it every 8 columns.
+    # Over 7168 of them, of sums that grow as their root: 896 * 2^-23 * 2 / 3 = 7e-5. A column left out: 1e-2.
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-4)):
         plain = make.f32(n, k).to(dtype)
         whole = fixed_kernels.product_f32(x, plain)
         yield alike(f"{dtype}, fixed", whole, fixed_kernels.product_f32(x[at : at + 1], plain))
-        yield against(f"{dtype}, fixed", 1e-5, whole, x.to(dtype).double() @ plain.double().T)
+        yield against(f"{dtype}, fixed", tolerance, whole, x.to(dtype).double() @ plain.double().T)
     hidden, inner = (32, 32) if quick else (2048, 768)
     gate, up, down = (make.weight("q8_0", *shape, 3) for shape in ((inner, hidden),) * 2 + ((hidden, inner),))
     x, ids = make.bf16(rows, hidden), make.f32(rows, 4).argsort(1)[:, :2].int()

@@ -61,6 +61,7 @@ def microseconds(
 ) -> float:
     """Of one call, in a CUDA graph of all of them: the median of replays."""
     stream = stream or torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # on which what is read has just been made
     with torch.cuda.stream(stream):
         calls[0]()  # compiles
         stream.synchronize()

@@ -3,6 +3,7 @@ decode is filled up with."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from isthmus.engine import graphs
 from isthmus.engine.batch import Batch
 from isthmus.engine.graphs import CudaLane, DirectLane, lane_of
 from isthmus.engine.padding import bucket_of, each_its_own, padded
+from isthmus.errors import HandoffError
 
 
 class FakeCuda:
@@ -22,7 +24,7 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
-        self.capturing = False
+        self.capturing = self.broken_off = False
         cuda = self
 
         class Stream:
@@ -60,6 +62,10 @@ class FakeCuda:
             cuda.capturing = True
             try:
                 yield
+            except BaseException:
+                if cuda.broken_off:  # as what CUDA does not allow there leaves it
+                    raise RuntimeError("operation failed due to a previous error during capture") from None
+                raise
             finally:
                 cuda.capturing = False
 
@@ -128,6 +134,29 @@ def test_a_capture_that_fails_leaves_the_lane_as_it_was(cuda: FakeCuda) -> None:
         lane.capture(run)
     lane.capture(lambda: None)()
     assert cuda.calls[-2:] == ["replay", "replay"]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), HandoffError("cuStream..")])
+def test_what_broke_a_capture_off_is_said_and_not_that_it_did_not_end(
+    cuda: FakeCuda, error: Exception
+) -> None:
+    def run() -> None:
+        if cuda.capturing:
+            raise error
+
+    cuda.broken_off = True
+    with pytest.raises(type(error)) as raised:
+        lane_of(GPU).capture(run)
+    assert raised.value is error
+    assert "previous error during capture" in str(raised.value.__cause__)
+
+
+def test_nothing_is_collected_during_a_capture(cuda: FakeCuda) -> None:
+    """What stands in a cycle may hold pinned memory, whose end would be recorded."""
+    seen: list[bool] = []
+    lane_of(GPU).capture(lambda: seen.append(gc.isenabled()))
+    assert seen == [True, False]
+    assert gc.isenabled()
 
 
 def test_a_lane_waits_for_the_one_before_it(cuda: FakeCuda) -> None:

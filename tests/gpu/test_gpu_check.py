@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +169,41 @@ def test_what_a_machine_without_a_gpu_can_do_runs(script: Any) -> None:
     assert not [line for line in every if line.microseconds or line.gb_s or line.unit == "tok/s"]
     ran = [line.what for line in lines["deepseek"] if line.note == "runs; nothing was measured"]
     assert ran == [f"tiny-deepseek2 {strategy}" for strategy in ("hybrid", "cpu", "stream", "gpu")]
+
+
+ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Missing())
+import gpu_check
+from gpu_parts.child import lines_of, setting_of
+setting = setting_of("cpu", True)
+for part in ("facts", "qwen3", "memops", "rates", "ring"):
+    for line in lines_of(gpu_check.PARTS[part].where, setting):
+        assert not line.wrong, line
+        print(line)
+"""
+
+
+def test_it_needs_no_package_but_torch_and_numpy() -> None:
+    """A machine with a GPU that is lent for minutes has those."""
+    project = tomllib.loads((BENCHES.parent / "pyproject.toml").read_text())["project"]
+    named = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
+    names = {re.split(r"[^\w-]", one)[0].replace("-", "_") for one in named} - {"torch", "numpy", "triton"}
+    environment = os.environ | {"PYTHONPATH": f"{BENCHES}:{BENCHES.parent / 'src'}", "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", ALONE, *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "tiny-qwen3moe hybrid" in done.stdout
 
 
 def test_not_a_number_is_wrong(script: Any) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,13 +31,14 @@ from isthmus.engine.runner import LaterLogits
 from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.errors import UsageError
 from isthmus.models.table import model_class
-from isthmus.modules.cache import PackedCache
 from isthmus.modules.split import ExpertUse, sum_of
 from isthmus.native.handoff import Counters, Event
 from isthmus.placement.machine import Machine
 from isthmus.placement.nodes import NodeChoice, choose_nodes, read_rate
-from isthmus.tokenizer import Tokenizer
 from isthmus.weights.source import WeightSource, open_weights
+
+if TYPE_CHECKING:
+    from isthmus.modules.cache import PackedCache
 
 
 class Engine(StepLoop):
@@ -225,6 +226,7 @@ class _OverMappedWeights:
 def _grammars(metadata: Mapping[str, Any]) -> Grammars:
     """What compiles grammars, made for the first request that has one."""
     from isthmus.engine.token_mask import VocabularyGrammars
+    from isthmus.tokenizer import Tokenizer
 
     return VocabularyGrammars(Tokenizer.from_gguf(metadata))
 

@@ -8,6 +8,7 @@ there is nothing to capture, replaying calls the function again: the same functi
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,9 +136,20 @@ class CudaLane:
             return run
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
+        failure: BaseException | None = None
         # thread_local: what another thread asks of CUDA (as when a hand-off is closed) is its own affair.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
-            run()
+        how: Any = {"pool": self._pool, "stream": self.stream, "capture_error_mode": "thread_local"}
+        try:
+            with _nothing_collected(), torch.cuda.graph(graph, **how):
+                try:
+                    run()
+                except BaseException as error:
+                    failure = error
+                    raise
+        except RuntimeError as error:
+            if failure is None or error is failure:
+                raise
+            raise failure from error  # a capture that was broken off fails to end too, and says no more
         graph.replay()  # what was recorded has not run: what it left, it left nowhere
         return graph.replay
 
@@ -150,6 +162,18 @@ class CudaLane:
 
     def clock(self) -> Clock:
         return EventClock(self.stream)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What stands in a cycle may hold pinned memory, events or graphs, whose end would break a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def lane_of(device: torch.device, *, graphs: bool = True) -> Lane:

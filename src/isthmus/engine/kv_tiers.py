@@ -21,7 +21,6 @@ from isthmus.engine.background import Worker
 from isthmus.engine.device_runner import DeviceRunner
 from isthmus.engine.devices import gpus_of
 from isthmus.engine.kv_blocks import CacheBlocks, CudaBlocks, HostBlocks, Wait, planes_of
-from isthmus.engine.kv_disk import KvDisk, made_from
 from isthmus.engine.kv_ram import KvRam
 from isthmus.engine.request import TierStats
 from isthmus.engine.runner import Runner
@@ -170,6 +169,8 @@ def tiers_below(
         assert options.kv_ram is not None
         tiers.append(KvRam(blocks, options.kv_ram))
     if options.kv_disk is not None:
+        from isthmus.engine.kv_disk import KvDisk, made_from
+
         kinds = sorted({device.type for device, _ in planes_of(runner.state)})
         origin = made_from(identity, plan.strategy, kinds, options)
         tiers.append(KvDisk(Path(options.kv_disk).expanduser(), origin, blocks, options.kv_disk_size))

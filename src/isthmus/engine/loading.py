@@ -31,8 +31,8 @@ from isthmus.engine.runner import Runner
 from isthmus.engine.state import State
 from isthmus.engine.two_sided import check_two_sided
 from isthmus.models.base import Model, load_model
-from isthmus.modules.cache import PackedStore
 from isthmus.modules.copies import Copies, HostCopies
+from isthmus.modules.loader import PackedStore
 from isthmus.modules.on_gpu.copies import CopyStream
 from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.ring import ExpertRing

@@ -11,14 +11,17 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isthmus.config import RunOptions
 from isthmus.errors import ModelFileError, UsageError
 from isthmus.models.base import load_model
-from isthmus.modules.cache import CacheWriter, PackedCache, forget_stamp, stamp_verified
 from isthmus.weights.atomic import atomic_file, locked
 from isthmus.weights.packed_path import cache_path
 from isthmus.weights.source import WeightSource, is_dummy
+
+if TYPE_CHECKING:
+    from isthmus.modules.cache import PackedCache
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,8 @@ def open_cache(
     path = cache_path(source.path)
     if options.packed_cache is False or (options.packed_cache is None and not path.exists()):
         return None
+    from isthmus.modules.cache import PackedCache  # with what packs its index: not for who has none
+
     if path.exists():
         try:
             return PackedCache(path, source.identity(), counted(progress, path.stat().st_size))
@@ -65,6 +70,8 @@ def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
     """
     if is_dummy(source.path):
         raise _without_file(source)
+    from isthmus.modules.cache import CacheWriter, stamp_verified
+
     path = cache_path(source.path)
     total = sum(tensor.nbytes for tensor in source.tensors.values())
     identity = source.identity()
@@ -89,6 +96,8 @@ def verify_cache(source: WeightSource, progress: Progress | None = None) -> None
     """Holds every byte of the model's cache against its checksum, whatever a stamp says."""
     if is_dummy(source.path):
         raise _without_file(source)
+    from isthmus.modules.cache import PackedCache, forget_stamp
+
     path = cache_path(source.path)
     forget_stamp(path)
     PackedCache(path, source.identity(), counted(progress, path.stat().st_size if path.exists() else 0))

@@ -17,8 +17,8 @@ from isthmus.models.keys import Keys
 from isthmus.models.stages import LayerPart, stages_of
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
-from isthmus.modules.cache import PackedStore
 from isthmus.modules.lanes import Part
+from isthmus.modules.loader import PackedStore
 from isthmus.modules.on_gpu.step import DeviceStep, DeviceSteps
 from isthmus.modules.on_gpu.target import Targets
 from isthmus.modules.router import Router

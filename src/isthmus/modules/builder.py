@@ -22,11 +22,10 @@ from isthmus.errors import MalformedFileError, UnsupportedError, UsageError
 from isthmus.formats.spec import by_name
 from isthmus.modules import on_gpu
 from isthmus.modules.attention import AttentionConfig, GroupedQueryAttention
-from isthmus.modules.cache import PackedStore
 from isthmus.modules.embedding import Embedding
 from isthmus.modules.experts import SILU, Act, Experts, Gated, Matrices
 from isthmus.modules.linear import Linear
-from isthmus.modules.loader import PLAIN, Loader
+from isthmus.modules.loader import PLAIN, Loader, PackedStore
 from isthmus.modules.mla import LatentAttention, LatentConfig
 from isthmus.modules.norm import RmsNorm
 from isthmus.modules.on_gpu.target import Target, Targets

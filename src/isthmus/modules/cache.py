@@ -9,14 +9,13 @@ so that a model larger than memory can be packed too.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
-
-import msgspec
+from typing import BinaryIO
 
 from isthmus.errors import MalformedFileError, ModelFileError
 from isthmus.native import ops
@@ -27,14 +26,6 @@ Progress = Callable[[int], None]  # bytes done since the last call
 
 _WRITE_BYTES = 64 << 20
 _STAMP = ".verified"
-
-
-class PackedStore(Protocol):
-    def get(self, name: str) -> ops.PackedWeight | None:
-        """The tensor called `name`, if it is there."""
-
-    def put(self, name: str, packed: ops.PackedWeight) -> ops.PackedWeight:
-        """Takes what was packed; returns what the model is to use."""
 
 
 class PackedCache:
@@ -158,7 +149,7 @@ class _Stamp:
     def __init__(self, path: Path, status: os.stat_result) -> None:
         self._path = path.with_name(path.name + _STAMP)
         facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        text = msgspec.json.encode(facts)
+        text = json.dumps(facts, separators=(",", ":")).encode()
         self._text = text + b" " + hashlib.blake2b(text, digest_size=16).hexdigest().encode() + b"\n"
 
     def holds(self) -> bool:

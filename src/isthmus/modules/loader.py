@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from torch import Tensor
 from isthmus.errors import MalformedFileError, ModelFileError
 from isthmus.formats.reference import dequantize
 from isthmus.formats.spec import FormatSpec, by_name
-from isthmus.modules.cache import PackedStore
 from isthmus.native import ops
 from isthmus.weights.source import RawTensor, WeightSource
 
@@ -31,6 +30,16 @@ PLAIN = ("f32", "f16", "bf16")
 _PIECE_VALUES = 16 << 20
 
 T = TypeVar("T")
+
+
+class PackedStore(Protocol):
+    """Where packed matrices are kept (modules/cache.py)."""
+
+    def get(self, name: str) -> ops.PackedWeight | None:
+        """The tensor called `name`, if it is there."""
+
+    def put(self, name: str, packed: ops.PackedWeight) -> ops.PackedWeight:
+        """Takes what was packed; returns what the model is to use."""
 
 
 class Loader:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from isthmus.errors import ModelFileError
 
@@ -23,7 +22,8 @@ SAMPLE_BYTES = 4096
 _STEP_BYTES = 1 << 20
 
 
-class FileIdentity(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class FileIdentity:
     name: str
     size: int
     mtime_ns: int
