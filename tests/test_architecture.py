@@ -38,10 +38,10 @@ ALLOWED = {
     "formats": set(),
     "resolve": {"weights", "formats"},
 }
-LEAVES = {"errors", "config"}
+LEAVES = {"errors", "config", "priority"}
 TORCH_FREE = ["errors", "config", "formats/spec", "weights", "resolve", "placement", "tokenizer", "server"]
 TORCH_FREE += [f"engine/{name}" for name in ("request", "blocks", "prefix", "fairness", "scheduler")]
-TORCH_FREE += ["engine/speculate", "engine/process", "cli/main", "doctor"]
+TORCH_FREE += ["engine/speculate", "engine/process", "cli/main", "doctor", "priority"]
 
 
 def modules() -> list[Path]:

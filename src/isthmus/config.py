@@ -62,7 +62,7 @@ KV_DISK_QUEUE_BYTES = 256 << 20
 # processes of a lower priority (nice), so that neither short texts nor the engine's threads wait for them.
 # So many characters are rendered and tokenised in about 0.1 s.
 LONG_TEXT_CHARACTERS = 1 << 16
-LONG_TEXT_NICE = 10
+LOW_PRIORITY_NICE = 10
 
 ISA_NAMES = ("scalar", "avx2", "avx2vnni", "avx512", "amx")
 RESIDUAL_DTYPES = ("bf16", "f32")

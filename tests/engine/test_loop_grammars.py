@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from isthmus.config import LOW_PRIORITY_NICE
 from isthmus.engine.loop import StepLoop
-from isthmus.engine.mask import TokenMask
+from isthmus.engine.mask import _SLOW_S, TokenMask
 from isthmus.engine.request import Grammar, Output, Request, SamplingParams
 from isthmus.errors import UsageError
 
@@ -142,6 +145,51 @@ def test_others_go_on_while_a_mask_is_found_and_it_can_be_cancelled() -> None:
         (98, None),
         (None, "stop"),
     ]
+
+
+class Busy(EvenOnly):
+    """Each mask but the last two takes a core for longer than a quick one; in which threads is noted."""
+
+    def __init__(self, limit: int, threads: list[tuple[str, int]]) -> None:
+        super().__init__(limit, threading.Event())
+        self.threads = threads
+
+    def prepare(self) -> None:
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        self.threads.append((threading.current_thread().name.rpartition("_")[0], own))
+        end = time.thread_time() + 1.5 * _SLOW_S * (self.left > 1)
+        while time.thread_time() < end:
+            pass
+
+
+def test_quick_masks_do_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four answers the masks never come; a fifth, under a grammar too, goes on at its pace."""
+    grammars, stuck = EvenGrammars(), threading.Event()
+    compiled = grammars.compile
+    monkeypatch.setattr(
+        grammars, "compile", lambda of: EvenOnly(1, stuck) if of.text == "1" else compiled(of)
+    )
+    engine = loop(running=6, grammars=lambda: grammars)
+    for number in range(4):
+        engine.add(Request(f"slow {number}", [10], of_grammar("1"), stop_ids=frozenset({99})))
+    events: list[Output] = []
+    steps_until(engine, events, lambda: all(is_held(engine, f"slow {number}") for number in range(4)))
+    engine.add(Request("quick", [20], of_grammar("9"), stop_ids=frozenset({99})))
+    steps_until(engine, events, lambda: len(events) == 10)
+    assert [(event.request_id, event.token) for event in events] == [("quick", 98)] * 9 + [("quick", None)]
+    stuck.set()
+    assert [event.finish_reason for event in run(engine)].count("stop") == 4
+
+
+def test_an_answer_of_slow_masks_has_low_priority_until_one_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, threads = EvenGrammars(), list[tuple[str, int]]()
+    monkeypatch.setattr(grammars, "compile", lambda of: Busy(int(of.text), threads))
+    engine = loop(grammars=lambda: grammars)
+    engine.add(Request("a", [10], of_grammar("3"), stop_ids=frozenset({99})))
+    assert [event.token for event in run(engine)] == [98, 98, 98, None]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    low = ("slow mask", min(own + LOW_PRIORITY_NICE, 19))
+    assert threads == [("mask", own), low, low, ("mask", own)]
 
 
 def test_a_request_that_gives_way_while_its_mask_is_found_goes_on_where_it_was() -> None:

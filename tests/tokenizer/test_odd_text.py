@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
+from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import ContextLengthError, UsageError
 from isthmus.tokenizer import Segment, Tokenizer
 
@@ -71,7 +71,7 @@ def test_long_texts_are_encoded_at_a_lower_priority(smollm: Tokenizer) -> None:
     low = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("low")]
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in low if thread} == {
-        min(own + LONG_TEXT_NICE, 19)
+        min(own + LOW_PRIORITY_NICE, 19)
     }
 
 

@@ -10,7 +10,7 @@ from datetime import date
 
 import pytest
 
-from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
+from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import TemplateError, UsageError
 from isthmus.tokenizer import ChatTemplate
 from isthmus.tokenizer.template_process import Limits, TemplateProcess
@@ -154,7 +154,10 @@ def test_a_long_text_has_a_helper_of_its_own_and_of_lower_priority() -> None:
     assert long is not None
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, short) == own
-    assert os.getpriority(os.PRIO_PROCESS, long) == min(own + LONG_TEXT_NICE, 19)
+    assert os.getpriority(os.PRIO_PROCESS, long) == min(own + LOW_PRIORITY_NICE, 19)
+    # In a session of its own a process has a share of the cores that its nice does not touch.
+    assert os.getsid(long) == os.getsid(0)
+    assert os.getpgid(long) != os.getpgid(0)
     chat.close()
     assert not _alive(long)
 

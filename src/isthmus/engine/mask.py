@@ -3,7 +3,8 @@
 The loop knows no grammar library; whoever makes it hands in a `Grammars`. Compiling runs in a thread of the
 loop's, since it may take a second: the request waits meanwhile and the others go on. Which tokens may come
 next is found in threads too, while the step is computed whose logits it is for: a grammar that takes longer
-than a step holds up its own request, not the step. Masking runs once a step for all rows that have one.
+than a step holds up its own request, neither the step nor others' masks. Masking runs once a step for all
+rows that have one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from isthmus.engine.grammar_limits import GrammarThread
 from isthmus.engine.request import Grammar
 from isthmus.errors import UsageError
+from isthmus.priority import lower_own_priority
 
 # How long a step with nothing to compute waits for a grammar, or a tier, before commands are looked at again.
 _PATIENCE_S = 0.02
@@ -28,8 +30,13 @@ _PATIENCE_S = 0.02
 # step maybe less.
 _GRACE_S = 0.002
 
-# Threads that find masks: a slow one leaves the other to the rest.
-_MASK_THREADS = 2
+# A mask of more than this, on one core, is slow: five times what the others take.
+_SLOW_S = 0.005
+
+# Threads that find masks, made when all others are busy: of quick ones as many as there may be answers whose
+# first mask turns out to be slow, of slow ones few, which leave the cores to the steps.
+_QUICK_THREADS = 32
+_SLOW_THREADS = 2
 
 # Of one answer's masks, on one core: 100,000 tokens of JSON. A grammar for which that does not suffice keeps
 # a core busy that all requests need.
@@ -59,14 +66,36 @@ class Grammars(Protocol):
         """
 
 
+class MaskThreads:
+    """Those in which masks are found. No quick one waits for slow ones.
+
+    An answer whose last mask was slow finds the next one in one of few threads of low priority, where slow
+    ones wait for each other; once one is quick again, the answer is among the quick.
+    """
+
+    def __init__(self) -> None:
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="mask")
+        self._slow = ThreadPoolExecutor(
+            _SLOW_THREADS, thread_name_prefix="slow mask", initializer=lower_own_priority
+        )
+
+    def submit(self, work: Callable[[], None], *, is_slow: bool) -> Future[None]:
+        return (self._slow if is_slow else self._quick).submit(work)
+
+    def close(self) -> None:
+        for threads in (self._quick, self._slow):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
 class AnswerMask:
     """The mask of one answer, prepared for its next token or about to be."""
 
-    def __init__(self, mask: TokenMask, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, mask: TokenMask, threads: MaskThreads) -> None:
         self.mask = mask
         self._threads = threads
         self._seconds = 0.0
-        self.prepared = threads.submit(self._prepare, None)
+        self._is_slow = False
+        self.prepared = self._submit(None)
 
     @property
     def error(self) -> BaseException | None:
@@ -75,14 +104,19 @@ class AnswerMask:
 
     def accept(self, token: int) -> None:
         """Goes on behind a token that was chosen."""
-        self.prepared = self._threads.submit(self._prepare, token)
+        self.prepared = self._submit(token)
+
+    def _submit(self, token: int | None) -> Future[None]:
+        return self._threads.submit(partial(self._prepare, token), is_slow=self._is_slow)
 
     def _prepare(self, token: int | None) -> None:
         started = time.thread_time()
         if token is not None:
             self.mask.accept(token)
         self.mask.prepare()
-        self._seconds += time.thread_time() - started
+        seconds = time.thread_time() - started
+        self._seconds += seconds
+        self._is_slow = seconds > _SLOW_S
         if self._seconds > MAX_MASK_SECONDS:
             raise ValueError(
                 f"to find which tokens may come next took more than {MAX_MASK_SECONDS:g} s of a core: "
@@ -97,7 +131,7 @@ class Compiler:
         self._make = make
         self._grammars: Grammars | None = None
         self._thread = GrammarThread()
-        self._mask_threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="mask")
+        self._mask_threads = MaskThreads()
 
     def start(self, grammar: Grammar) -> Future[TokenMask]:
         """UsageError if there is nothing that compiles."""
@@ -121,7 +155,7 @@ class Compiler:
             self._grammars.mask([(mask.mask, row) for mask, row in rows])
 
     def close(self) -> None:
-        self._mask_threads.shutdown(wait=False, cancel_futures=True)
+        self._mask_threads.close()
         self._thread.close()
 
     def _compile(self, make: Callable[[], Grammars], grammar: Grammar) -> TokenMask:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isthmus.config import LONG_TEXT_CHARACTERS, LONG_TEXT_NICE
+from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import TemplateError, UsageError
 from isthmus.tokenizer.barrier import Barrier, SpecialTexts
 from isthmus.tokenizer.default_templates import default_template
@@ -59,7 +59,7 @@ class ChatTemplate:
         limits = limits or Limits()
         self._process = TemplateProcess(limits)
         self._process_of_long = TemplateProcess(
-            replace(limits, seconds=_LONG_TEXT_PATIENCE * limits.seconds, nice=LONG_TEXT_NICE)
+            replace(limits, seconds=_LONG_TEXT_PATIENCE * limits.seconds, nice=LOW_PRIORITY_NICE)
         )
 
     @classmethod

@@ -98,7 +98,9 @@ class TemplateProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is for the chat, not for its helper
+            # Ctrl-C in a terminal is for the chat, not for its helper. No session of its own: Linux would
+            # give it as much of the cores as all of ours (autogroup), whatever its priority.
+            process_group=0,
         )
         self._process, self._stop = process, weakref.finalize(self, _end, process, os.getpid())
         assert process.stdin is not None
