@@ -1,17 +1,15 @@
 """Who may ask: the Host header on a loopback address, the API key, and addresses that others can reach."""
 
 import shutil
-import socket
 import ssl
 import subprocess
 
 import httpx
 import openai
 import pytest
-from harness import PATIENCE_S, say, serving
+from harness import say, serving
 
 from isthmus.errors import UsageError
-from isthmus.server.http11 import Http11
 from isthmus.server.options import ServerOptions
 from isthmus.server.run import uvicorn_config
 
@@ -201,12 +199,3 @@ def test_max_model_len_bounds_prompt_and_answer(tmp_path) -> None:
         assert answer["choices"][0]["finish_reason"] == "length"
         error = httpx.post(url, json={"prompt": [120] * 20}).json()["error"]
         assert (error["n_prompt_tokens"], error["n_ctx"]) == (20, 20)
-
-
-def test_headers_that_never_end_are_given_up(tmp_path, monkeypatch) -> None:
-    """However often a byte comes: the time runs from the first."""
-    monkeypatch.setattr(Http11, "headers_s", 0.2)
-    with serving(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
-        sock.settimeout(PATIENCE_S)
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
-        assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]

@@ -82,6 +82,10 @@ def _check_type(request: Request, typed: bool) -> None:
     if kind.partition(";")[0].strip().lower() != "application/json" and (typed or from_page):
         message = f"the body must be sent with 'Content-Type: application/json', got {kind[:_MAX_SHOWN]!r}"
         raise ApiError(415, message, code="unsupported_media_type")
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() not in ("identity", ""):
+        message = f"the body must be sent as it is, without Content-Encoding, got {coding[:_MAX_SHOWN]!r}"
+        raise ApiError(415, message, code="unsupported_content_encoding")
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

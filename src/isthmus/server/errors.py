@@ -19,6 +19,8 @@ from isthmus.errors import ContextLengthError, EngineError, IsthmusError, Templa
 
 log = logging.getLogger(__name__)
 
+_MAX_SHOWN = 200  # characters of a path in an error message
+
 _TYPES = {401: "authentication_error", 403: "permission_error"}
 
 
@@ -124,7 +126,7 @@ def install(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        where = f"{request.method} {request.url.path}"
+        where = f"{request.method} {request.url.path}"[:_MAX_SHOWN]
         message = {
             404: f"{where} does not exist here; the endpoints are listed in /openapi.json",
             405: f"{where} is not allowed",
