@@ -177,6 +177,116 @@ def test_hot_experts_take_their_share_of_uses_off_the_host() -> None:
     assert expected < 0.4 * without.seconds[RAM]
 
 
+SMALL_CARD = replace(MACHINE, gpus=(replace(CARD, free_bytes=20 * GIB),))
+CACHE = 8 * GIB
+
+
+def decode_of(machine: Machine, profile: Profile | None = None, **options: object) -> tuple[Plan, Speed]:
+    """qwen3-30b-a3b under hybrid."""
+    source = DummySource("dummy:qwen3-30b-a3b")
+    made = plan(machine, source, RunOptions(strategy="hybrid", **options), profile=profile)  # type: ignore[arg-type]
+    assert made.estimate is not None
+    assert made.estimate.decode is not None
+    return made, made.estimate.decode
+
+
+def test_a_cache_takes_its_share_of_even_choices_and_says_that_it_assumes_them() -> None:
+    """Experts of 128 in 48 layers, 3 x 768 x 2048 at Q4_K_M: 8 GiB are 60-odd places a layer."""
+    _, plain = decode_of(SMALL_CARD)
+    made, cached = decode_of(SMALL_CARD, expert_cache=CACHE)
+    spare = {table.spare for table in made.experts.values()}
+    assert len(spare) == 1
+    (places,) = spare
+    assert 55 < places < 75
+    assert cached.seconds[RAM] == pytest.approx(plain.seconds[RAM] * (1 - places / 128))
+    assert cached.seconds[GPU_MEMORY] > plain.seconds[GPU_MEMORY]
+    assert made.estimate is not None
+    assert "without --profile all experts are chosen equally often" in made.estimate.assumed[0]
+
+
+def test_a_cache_beside_a_profile_holds_what_is_used_most_of_the_rest() -> None:
+    """Every layer: experts 0 to 9 have 90 of 1000 uses each, the other 118 share 100."""
+    counts = {layer: (*[90] * 10, *[100 / 118] * 118) for layer in range(48)}
+    profile = Profile("m", 1, {layer: tuple(round(1000 * n) for n in c) for layer, c in counts.items()})
+    room = replace(SMALL_CARD, gpus=(replace(CARD, free_bytes=13 * GIB),))
+    _, plain = decode_of(room)
+    made, cached = decode_of(room, profile, expert_cache=CACHE)
+    held = 0.0
+    for layer, table in made.experts.items():
+        left = [count for e, count in enumerate(counts[layer]) if e not in table.resident]
+        held += sum(counts[layer][e] for e in table.resident) + sum(sorted(left)[-table.spare :])
+    missed = 1 - held / 48 / 1000
+    assert missed < 0.1
+    assert cached.seconds[RAM] == pytest.approx(missed * plain.seconds[RAM], rel=0.01)  # Q6_K in some layers
+    assert made.estimate is not None
+    assert "that the profile counts most" in made.estimate.assumed[0]
+
+
+def test_deferral_hides_late_experts_behind_the_device_at_best_and_pays_a_second_hand_off() -> None:
+    _, plain = decode_of(MACHINE)
+    made, late = decode_of(MACHINE, defer_experts=4)
+    assert late.seconds[HANDOFF] == pytest.approx(2 * plain.seconds[HANDOFF])
+    device = late.seconds[GPU_MEMORY] + late.seconds[HANDOFF]
+    assert late.hidden_s == pytest.approx(min(4 / 8 * late.seconds[RAM], device))
+    assert 1 / late.tok_s == pytest.approx(sum(late.seconds.values()) - late.hidden_s)
+    assert late.low < plain.low  # in the bad case nothing is hidden, and there are two hand-offs
+    assert made.estimate is not None
+    assert "hides what the late experts take" in made.estimate.assumed[0]
+
+
+@pytest.mark.parametrize(("cores", "longer"), [(4, "cpu"), (4000, "device")])
+def test_overlap_of_a_prompt_is_the_longer_of_both_lanes_of_two_halves(cores: int, longer: str) -> None:
+    """Half as many rows twice: experts that both halves choose are read twice. Without a ring, since a step
+    whose experts stream stays whole."""
+    slow_link = replace(MACHINE, cores=cores, gpus=(replace(CARD, pcie_gb_s=0.5),))
+    source = DummySource("dummy:qwen3-30b-a3b")
+
+    def prefill(**more: bool) -> Speed:
+        found = plan(slow_link, source, RunOptions(strategy="hybrid", **more)).estimate  # type: ignore[arg-type]
+        assert found is not None
+        assert found.prefill is not None
+        return found.prefill
+
+    both = prefill(overlap=True)
+    cpu = both.seconds.get(RAM, 0.0) + both.seconds.get(CPU_PRODUCTS, 0.0)
+    device = sum(both.seconds.values()) - cpu
+    assert LINK not in both.seconds
+    assert longer == ("cpu" if cpu > device else "device")
+    assert both.hidden_s == pytest.approx(min(cpu, device))
+    assert both.tok_s == pytest.approx(1 / max(cpu, device))
+    assert sum(both.seconds.values()) > sum(prefill().seconds.values())
+
+
+def test_one_request_has_nothing_to_overlap_in_decoding_and_streamed_steps_stay_whole(
+    source: DummySource,
+) -> None:
+    assert decode_of(MACHINE, overlap=True)[1] == decode_of(MACHINE)[1]
+    slow_cores = replace(MACHINE, cores=1)
+    whole = prefilled(source, "hybrid", slow_cores)
+    found = plan(slow_cores, source, RunOptions(strategy="hybrid", overlap=True)).estimate
+    assert found is not None
+    assert found.prefill == whole
+
+
+def test_cores_that_multiply_faster_take_so_much_less_for_products() -> None:
+    source = DummySource("dummy:qwen3-30b-a3b?layers=2")
+    machine = replace(MACHINE, isa=("scalar", "avx2", "avx512"), read_gb_s=1e5)
+    rate = 32 * CORES["avx512"].multiply_gops
+    as_measured = prefilled(source, "cpu", replace(machine, multiply_gops=rate))
+    assert as_measured == prefilled(source, "cpu", machine)
+    twice = prefilled(source, "cpu", replace(machine, multiply_gops=2 * rate))
+    assert twice.seconds[CPU_PRODUCTS] == pytest.approx(as_measured.seconds[CPU_PRODUCTS] / 2)
+    # AMX's products do not follow such a loop, see CORES.
+    assert prefilled(source, "cpu", replace(MACHINE, multiply_gops=1.0)) == prefilled(source, "cpu", MACHINE)
+
+
+def test_an_instruction_set_that_is_asked_for_is_predicted() -> None:
+    source = DummySource("dummy:qwen3-30b-a3b?layers=2")
+    found = plan(MACHINE, source, RunOptions(strategy="cpu", isa="avx2")).estimate
+    assert found is not None
+    assert found.prefill == prefilled(source, "cpu", replace(MACHINE, isa=("scalar", "avx2")))
+
+
 def test_a_bandwidth_that_is_not_known_gives_no_figure(source: DummySource) -> None:
     unknown = estimated(source, "hybrid", replace(MACHINE, read_gb_s=0.0))
     assert unknown.decode is None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus import native
 from isthmus.errors import UsageError
-from isthmus.placement import described
 from isthmus.placement.described import described_machine, parse_rate
 from isthmus.placement.gpus import GPUS, named_gpu, parse_gpus, with_published_rate
 from isthmus.placement.nvidia import Gpu
@@ -41,9 +41,20 @@ def test_a_file_gives_what_flags_leave_open(tmp_path: Path) -> None:
 def test_this_machine_is_measured_where_nobody_says_how_fast_it_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(described, "measured_read_gb_s", lambda: 33.0)
-    assert described_machine().read_gb_s == 33.0
-    assert described_machine(ram_bandwidth="44GB/s").read_gb_s == 44.0
+    class Probe:
+        def __init__(self, nbytes: int) -> None: ...
+
+        def run(self, seconds: float) -> float:
+            return 33.0
+
+    monkeypatch.setattr(native, "ReadProbe", Probe)
+    monkeypatch.setattr(native, "multiply_gops", lambda policy, seconds: 960.0)
+    assert (described_machine().read_gb_s, described_machine().multiply_gops) == (33.0, 960.0)
+    given = described_machine(ram_bandwidth="44GB/s")
+    assert (given.read_gb_s, given.multiply_gops) == (44.0, 960.0)
+    # Cores that are not this machine's multiply at a rate that nobody measured.
+    assert described_machine(cores=64).multiply_gops == 0.0
+    assert described_machine(isa="avx2").multiply_gops == 0.0
 
 
 @pytest.mark.parametrize(

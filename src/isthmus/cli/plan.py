@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from isthmus.weights.source import WeightSource
 
 
-@options.with_run_options(("context_tokens", "kv_dtype", "chunk_tokens", "gpu_memory", "profile", "kv_ram"))
+_RUN = ("context_tokens", "kv_dtype", "chunk_tokens", "gpu_memory", "kv_ram")
+_SHARED = ("profile", "expert_cache", "overlap", "defer_experts")  # of experts on a device and the CPU
+
+
+@options.with_run_options((*_RUN, *_SHARED))
 def plan(
     model: Annotated[
         str,

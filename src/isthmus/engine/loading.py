@@ -78,7 +78,7 @@ def load(
 
     Raises NotEnoughMemoryError if one was asked for.
     """
-    check_two_sided(plan, options, source.metadata)
+    check_two_sided(plan, options)
     if not gpus_of(plan):
         return _on_cpu(plan, source, options, progress(), store)
     try:

@@ -7,15 +7,18 @@ its bytes and multiplying by them:
     in RAM           bytes / (read bandwidth * share)     or  products of the cores, see below
     over the bus     bytes / link: what `stream` decodes with, and `hybrid` prefills with where that is faster
     hand-off         a layer with experts: two copies of `rows` activations / link + a constant
+    turns            of overlap and deferral: at best the longer of the device's and the CPU's lane
 
 A decoded token is a step of one row; a prompt is steps of `chunk_tokens` rows. Of a layer's E experts, rows
 that choose k each touch E * (1 - (1 - k/E)^rows): those are read, each with rows * k / touched rows.
 
 The CPU's products of many rows: ns per 16 x 64 weights and core = unpacking + rows * product, per instruction
-set; of one row: GB/s a core at which a format is unpacked. Bandwidths are the machine's, as measured or
-given; one that is not known gives no figure. Each constant stands with its source, and three times: as
-expected, and in the bad and the good case, which give the error band. docs/planning.md holds the whole
-against measurements. An estimate, never a measurement. No torch.
+set, by the cores' multiply rate where the machine says it; of one row: GB/s a core at which a format is
+unpacked. Experts of the device get a token's choices by the profile's counts, else evenly.
+
+Bandwidths are the machine's, as measured or given; one that is not known gives no figure. Each constant
+stands with its source, and three times: as expected, and in the bad and the good case, which give the error
+band. docs/planning.md holds the whole against measurements. An estimate, never a measurement. No torch.
 """
 
 from __future__ import annotations
@@ -66,23 +69,27 @@ class Core:
     """One core with an instruction set, from docs/performance.md.
 
     unpack_ns, row_ns: of 16 x 64 weights in the GEMM, unpacking and each row. unpack_gb_s: weights times one
-    row, of formats without a grid.
+    row, of formats without a grid. multiply_gops: the rate of the GEMM's innermost loop beside which these
+    were measured; a machine with another is so much faster or slower. 0: its products do not follow it.
     """
 
     unpack_ns: float
     row_ns: float
     attention_gflops: float
     unpack_gb_s: float
+    multiply_gops: float = 0.0
 
 
-# amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. avx512:
-# from a whole prefill of 512 rows beside AMX's 385 tok/s, 294. avx2: the driver alone on Zen 4, 157 and 299
-# ns at 12 and 24 rows, 12.4 a row at 128. avx2vnni: not measured.
+# amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. Not by its
+# rate, which a neighbour takes to a third while the driver loses a third.
+# avx512, avx2: one thread of Zen 4, the driver alone. avx512, Q4_K: 119 and 217 ns at 16 and 32 rows, 0.68 of
+# the rate at 128. avx2: 157 and 299 ns at 12 and 24 rows, 12.4 a row at 128, 0.75 of the rate.
+# avx2vnni: not measured.
 CORES = {
     "amx": Core(75, 2.75, 200, 25),
-    "avx512": Core(60, 4.6, 75, 25),
+    "avx512": Core(20, 6.1, 75, 25, 480),
     "avx2vnni": Core(60, 10.0, 60, 18),
-    "avx2": Core(20, 12.0, 60, 18),
+    "avx2": Core(20, 12.0, 60, 18, 225),
     "scalar": Core(600, 600, 2, 0.5),
 }
 # Formats whose codes are looked up, or whose bits are in many planes: GB/s a core with AVX-512, from
@@ -93,16 +100,23 @@ SLOW_GB_S = {
 }  # fmt: skip
 # Rows from which the GEMM takes over; below, so many share one unpacking.
 GEMM_ROWS = 8
+# Rows of one sequence from which --overlap cuts a step in two (engine/batch.py).
+MIN_CUT_ROWS = 64
+CPU_LANE = (RAM, CPU_PRODUCTS)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one phase. seconds: of one token, by what limits; `bound` is the largest. low, high: the band."""
+    """Of one phase. seconds: of one token, by what limits; `bound` is the largest. low, high: the band.
+
+    hidden_s: of these seconds, what overlap or deferral puts beside the others, at best.
+    """
 
     tok_s: float
     low: float
     high: float
     seconds: dict[str, float]
+    hidden_s: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -116,6 +130,7 @@ class Estimate:
     decode: Speed | None
     prefill: Speed | None
     missing: str = ""
+    assumed: tuple[str, ...] = ()  # of experts that the device shares with the CPU
 
 
 def estimate(machine: Machine, job: Job, placement: Placement) -> Estimate:
@@ -125,24 +140,44 @@ def estimate(machine: Machine, job: Job, placement: Placement) -> Estimate:
     prompt = min(PROMPT_TOKENS, job.wanted_tokens)
     rows = min(job.chunk_tokens, prompt)
     prefill = _speed(machine, job, placement, rows, prompt // 2, missing)
-    return Estimate(decode, prefill, ", ".join(dict.fromkeys(missing)))
+    return Estimate(decode, prefill, ", ".join(dict.fromkeys(missing)), tuple(_assumed(job, placement)))
+
+
+def _assumed(job: Job, placement: Placement) -> Iterator[str]:
+    if any(table.spare for table in placement.experts.values()):
+        yield (
+            "the expert cache holds the experts that the profile counts most, beside those that stay"
+            if job.profile
+            else "without --profile all experts are chosen equally often; other choices hit it more often"
+        )
+    if job.strategy != "hybrid" or not job.on_gpu:
+        return
+    if job.overlap:
+        yield (
+            "--overlap hides the shorter of the device's and the CPU's time in prompts whose experts do not "
+            "stream (in the bad case nothing); one request's decoding is not cut"
+        )
+    if job.defer_experts:
+        yield "--defer-experts hides what the late experts take behind the device (in the bad case nothing)"
 
 
 def _speed(
     machine: Machine, job: Job, placement: Placement, rows: int, depth: int, missing: list[str]
 ) -> Speed | None:
-    seconds, total = {}, []
-    for shares in (EXPECTED, BAD, GOOD):
-        step = _Step(machine, job, placement, shares, rows, depth)
-        found = step.seconds()
+    steps = [_Step(machine, job, placement, shares, rows, depth) for shares in (EXPECTED, BAD, GOOD)]
+    for step in steps:
+        step.run()
         missing += step.missing
-        if step.missing:
-            return None
-        total.append(sum(found.values()) / rows)
-        if shares is EXPECTED:
-            seconds = {name: value / rows for name, value in found.items()}
-    expected, bad, good = (1 / value for value in total)
-    return Speed(expected, bad, good, seconds)
+    if any(step.missing for step in steps):
+        return None
+    expected, bad, good = steps
+    return Speed(
+        tok_s=rows / (expected.total - expected.hidden),
+        low=rows / bad.total,  # nothing is hidden
+        high=rows / (good.total - good.hidden),
+        seconds={name: value / rows for name, value in expected.seconds.items()},
+        hidden_s=expected.hidden / rows,
+    )
 
 
 class _Step:
@@ -159,24 +194,55 @@ class _Step:
         self._depth = depth
         self._gpus = {device.name: device.gpu for device in job.devices if device.gpu}
         self._core = CORES[machine.isa[-1]] if machine.isa else None
+        self._pace = _pace(machine, self._core)
+        self._streamed = False  # experts crossed the bus in this step
         self.missing: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.hidden = 0.0
 
-    def seconds(self) -> dict[str, float]:
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    def run(self) -> None:
+        """Sets `seconds`, by what limits, and of these `hidden`."""
+        self._sum(1)
+        job = self._job
+        if job.strategy != "hybrid" or not job.on_gpu:  # CPU threads in a GPU's place have the same cores
+            return
+        if job.overlap and self._rows >= MIN_CUT_ROWS and not self._streamed:
+            self._rows //= 2
+            self._sum(2)
+            self.hidden = min(self._on_lane(CPU_LANE), self.total - self._on_lane(CPU_LANE))
+        elif job.defer_experts and self._rows == 1:
+            late = min(1.0, job.defer_experts / max(1, self._used)) * self._on_lane(CPU_LANE)
+            self.hidden = min(late, self.total - self._on_lane(CPU_LANE))
+
+    def _on_lane(self, names: tuple[str, ...]) -> float:
+        return sum(self.seconds.get(name, 0.0) for name in names)
+
+    @property
+    def _used(self) -> int:
+        return max((part.used for part in self._job.parts.experts.values()), default=0)
+
+    def _sum(self, turns: int) -> None:
+        """turns: so many parts of a step of `_rows` each go through the layers; embedding and head once."""
         total: dict[str, float] = defaultdict(float)
-        for name, seconds in self._items():
-            total[name] += seconds
-        return dict(total)
+        for (name, seconds), times in self._items(turns):
+            total[name] += times * seconds
+        self.seconds = dict(total)
 
-    def _items(self) -> Iterator[tuple[str, float]]:
+    def _items(self, turns: int) -> Iterator[tuple[tuple[str, float], int]]:
         job, modules = self._job, self._placement.modules
         for part in job.parts.dense:
             rows = 1 if part.path in ("output", "token_embd") else self._rows
-            yield self._part(modules[part.path], part, rows)
+            yield self._part(modules[part.path], part, rows), 1 if part.layer is None else turns
         for device in self._placement.devices:
             if device.kv_token_bytes:
-                yield self._attention(device.name, device.kv_token_bytes)
+                yield self._attention(device.name, device.kv_token_bytes), turns
         for layer, part in job.parts.experts.items():
-            yield from self._experts(part, self._placement.experts[layer])
+            for item in self._experts(part, self._placement.experts[layer]):
+                yield item, turns
 
     def _part(self, place: str, part: Part, rows: int) -> tuple[str, float]:
         if place in self._gpus:
@@ -198,9 +264,9 @@ class _Step:
         """A layer's experts: those on the device, the others, and what handing them over takes."""
         job, used = self._job, part.used / max(1, part.count)
         touched = 1 - (1 - used) ** self._rows
-        chosen = _share_of_choices(job, part, table.resident)
         rows = self._rows * used / max(touched, 1e-9)  # of one touched expert
-        here = chosen if self._rows == 1 else len(table.resident) / part.count
+        chosen = _share_of_choices(job, part, table)
+        here = chosen if self._rows == 1 else min(1.0, (len(table.resident) + table.spare) / part.count)
         weights = part.weights * touched
         if here:
             yield self._on_device(table.device, part, here * touched, here * weights, rows)
@@ -209,6 +275,8 @@ class _Step:
             yield from self._away(table.device, part, away, (1 - here) * weights, rows)
         if job.strategy in ("stream", "hybrid"):
             yield self._handoff(table.device)
+            if job.defer_experts and self._rows == 1:  # what joins late is a submission of its own
+                yield self._handoff(table.device)
 
     def _on_device(
         self, device: str, part: Part, share: float, weights: float, rows: float
@@ -229,12 +297,12 @@ class _Step:
         products = self._on_gpu(device, share * part.gpu_bytes, weights, rows)
         sent = self._longer(LINK, self._over_link(device, share * part.gpu_bytes), *products)
         # A prompt of a hybrid takes the faster of the two, if there is room for the ring of streamed experts.
-        streams = job.strategy == "stream" or (self._rows > GEMM_ROWS and self._placement.ring)
-        yield (
-            min(cpu, sent, key=lambda item: item[1])
-            if streams and job.strategy == "hybrid"
-            else (sent if streams else cpu)
-        )
+        may = job.strategy == "stream" or (self._rows > GEMM_ROWS and self._placement.ring)
+        if may and (job.strategy == "stream" or sent[1] < cpu[1]):
+            self._streamed = True
+            yield sent
+        else:
+            yield cpu
 
     def _handoff(self, device: str) -> tuple[str, float]:
         if device not in self._gpus:
@@ -270,13 +338,13 @@ class _Step:
             share * size / 1e9 / min(wide, factor * SLOW_GB_S.get(name, wide / factor))
             for name, size in formats.items()
         )
-        return self._longer(RAM, read, CPU_PRODUCTS, own / self._machine.cores)
+        return self._longer(RAM, read, CPU_PRODUCTS, own / self._machine.cores / self._pace)
 
     def _attention_rate(self) -> float:
         return 1e9 * self._core.attention_gflops if self._core else 1.0
 
     def _cpu_seconds(self, core_seconds: float) -> float:
-        return core_seconds / (self._machine.cores * self._shares.cpu_products)
+        return core_seconds / (self._machine.cores * self._pace * self._shares.cpu_products)
 
     def _ram(self, nbytes: float) -> float:
         return self._rate(nbytes, self._shares.ram * self._machine.read_gb_s, "RAM's read bandwidth")
@@ -295,9 +363,22 @@ class _Step:
         return (one, one_s) if one_s >= other_s else (other, other_s)
 
 
-def _share_of_choices(job: Job, part: Part, resident: tuple[int, ...]) -> float:
-    """Of a token's choices in a layer, those that fall on experts of the device."""
+def _pace(machine: Machine, core: Core | None) -> float:
+    """How much faster the machine's cores multiply than the one that the constants are from."""
+    if core is None or not core.multiply_gops or not machine.multiply_gops:
+        return 1.0
+    return machine.multiply_gops / machine.cores / core.multiply_gops
+
+
+def _share_of_choices(job: Job, part: Part, table: ExpertTable) -> float:
+    """Of a token's choices in a layer, those that fall on experts of the device.
+
+    A cache is taken to hold what the profile counts most beside the resident ones: what it comes to if a text
+    asks for the experts that the profile's text asked for. Without a profile all are chosen equally often.
+    """
     counts = job.profile.counts.get(part.layer or 0, ()) if job.profile else ()
-    if counts and sum(counts):
-        return sum(counts[expert] for expert in resident) / sum(counts)
-    return len(resident) / max(1, part.count)
+    if not sum(counts):
+        return min(1.0, (len(table.resident) + table.spare) / max(1, part.count))
+    held = [counts[expert] for expert in table.resident]
+    others = sorted((count for e, count in enumerate(counts) if e not in table.resident), reverse=True)
+    return sum(held + others[: table.spare]) / sum(counts)

@@ -36,6 +36,8 @@ class Job:
     cache_bytes: int = 0  # of each device, for experts that come and go
     below_bytes: int = 0  # of the host, for blocks of the cache on their way to tiers below it, or kept there
     streams: bool = True  # whether experts of long prompts may cross, under `hybrid`
+    overlap: bool = False
+    defer_experts: int = 0  # of each sampled token
 
     def shared_blocks(self, one_context: int, fit: int) -> int:
         """Blocks beyond one context's for the other requests: half of what is left, and no more than all use.

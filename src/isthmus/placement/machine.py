@@ -24,7 +24,7 @@ from isthmus.placement.nvidia import Gpu, detect_gpus
 _LIMITS: dict[str, float] = {
     "cores": 1 << 14, "threads": 1 << 15, "sockets": 64, "nodes": 256, "index": MAX_DEVICES - 1,
     "pcie_generation": 10, "pcie_width": 32, "read_gb_s": 1e5, "disk_gb_s": 1e4, "pcie_gb_s": 1e4,
-    "memory_gb_s": 1e6, "bf16_tflops": 1e6,
+    "memory_gb_s": 1e6, "bf16_tflops": 1e6, "multiply_gops": 1e7,
 }  # fmt: skip
 _AT_LEAST_ONE = ("cores", "total_bytes")
 _MAX_TEXT = 200
@@ -43,6 +43,7 @@ class Machine:
     cpu: str = ""  # the model's name
     isa: tuple[str, ...] = ()  # instruction sets of our kernels that it runs, weakest first
     read_gb_s: float = 0.0  # that all cores read from memory together
+    multiply_gops: float = 0.0  # int8 products from the first cache, of all cores together
     disk_gb_s: float = 0.0  # that a model is read with
     gpus: tuple[Gpu, ...] = ()
     gpu_reason: str = ""
@@ -51,7 +52,7 @@ class Machine:
     def detect(cls, root: Path = Path("/"), cpus: set[int] | None = None) -> Machine:
         """The machine as it is now. `cpus`: the affinity mask, by default this process's own.
 
-        Bandwidths of memory are not measured. A drawn machine (`root`) has no GPUs.
+        Neither reading nor multiplying is measured. A drawn machine (`root`) has no GPUs.
         """
         from isthmus import native  # loads the extension
         from isthmus.native._native import read_topology, this_machine

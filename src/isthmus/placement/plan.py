@@ -117,8 +117,8 @@ def plan(
     mapped: its matrices are read in place from a packed cache; profile: which experts are worth VRAM; parts:
     `model_parts` of the same source and options, where somebody made them already. Raises
     NotEnoughMemoryError; DeviceError for a device or strategy that cannot be had; UsageError for a context
-    beyond the model's, or another model's profile; MalformedFileError for metadata that cannot be planned
-    with.
+    beyond the model's, another model's profile, or more late experts than a token has; MalformedFileError for
+    metadata that cannot be planned with.
     """
     metadata = source.metadata
     trained = context_length(metadata)
@@ -127,6 +127,9 @@ def plan(
             f"a context of {options.context_tokens} tokens is asked for; this model's limit is {trained}"
         )
     parts = parts or model_parts(source, options)
+    _check_deferral(options, parts)
+    if options.isa in machine.isa:
+        machine = replace(machine, isa=machine.isa[: machine.isa.index(options.isa) + 1], multiply_gops=0.0)
     if profile is not None:
         _check_profile(profile, parts)
     wanted = options.context_tokens or min(trained, DEFAULT_CONTEXT_TOKENS)
@@ -145,6 +148,8 @@ def plan(
         captured_bytes=captured_bytes(metadata, options, wanted),
         profile=profile,
         cache_bytes=options.expert_cache or 0,
+        overlap=options.overlap,
+        defer_experts=options.defer_experts,
     )
     job = replace(job, streams=job.on_gpu or options.stream_rows is not None)
     job = replace(job, below_bytes=_below_bytes(options, on_gpu=job.on_gpu))
@@ -248,6 +253,15 @@ def _check_profile(profile: Profile, parts: ModelParts) -> None:
                 f"the profile of {profile.model!r} counts {len(counts)} experts in layer {layer}, this model "
                 f"has {have} there; make one of this model"
             )
+
+
+def _check_deferral(options: RunOptions, parts: ModelParts) -> None:
+    used = min((part.used for part in parts.experts.values()), default=0)
+    if options.defer_experts and parts.experts and options.defer_experts >= used:
+        raise UsageError(
+            f"defer_experts must be 1 to {used - 1}, fewer than the {used} experts that a token of this "
+            f"model takes, got {options.defer_experts}"
+        )
 
 
 def _step_bytes(metadata: Metadata, options: RunOptions) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config import RunOptions
-from isthmus.errors import DeviceError, NotEnoughMemoryError
+from isthmus.errors import DeviceError, NotEnoughMemoryError, UsageError
 from isthmus.placement.describe import ModelNumbers, model_numbers
 from isthmus.placement.gpus import named_gpu
 from isthmus.placement.machine import Machine
@@ -99,7 +99,7 @@ def _plan_data(made: Plan | str) -> dict[str, Any]:
     found = made.estimate
     for phase, speed in (("decode", found.decode), ("prefill", found.prefill)) if found else ():
         data[phase] = asdict(speed) | {"bound": speed.bound} if speed else None
-    return data | {"missing": found.missing if found else ""}
+    return data | {"missing": found.missing if found else "", "assumed": found.assumed if found else ()}
 
 
 def _fit_data(fit: Fit) -> dict[str, Any]:
@@ -146,7 +146,11 @@ def fits(machine: Machine, source: WeightSource, options: RunOptions, quant: str
     """The model in another quantisation, under its best strategy."""
     other = requantised(source, quant)
     nbytes = sum(tensor.nbytes for tensor in other.tensors.values())
-    return Fit(quant, nbytes, best(every_strategy(machine, other, options)))
+    try:
+        plans = every_strategy(machine, other, options)
+    except UsageError:  # experts in formats that no device takes, or too large for the cache asked for
+        plans = every_strategy(machine, other, replace(options, expert_cache=None))
+    return Fit(quant, nbytes, best(plans))
 
 
 def largest_that_fits(machine: Machine, source: WeightSource, options: RunOptions) -> Fit | None:
@@ -184,7 +188,8 @@ def what_would_help(
         "twice the RAM bandwidth (more channels filled, faster memory)",
         lambda: on(replace(machine, read_gb_s=2 * machine.read_gb_s)),
     )
-    tried("twice the cores", lambda: on(replace(machine, cores=2 * machine.cores)))
+    twice = replace(machine, cores=2 * machine.cores, multiply_gops=2 * machine.multiply_gops)
+    tried("twice the cores", lambda: on(twice))
     if options.chunk_tokens < _LARGE_CHUNK:
         tried(
             f"--chunk {_LARGE_CHUNK}",
@@ -223,10 +228,11 @@ def _profile(options: RunOptions) -> Profile | None:
 
 def _with_strategy(options: RunOptions, name: str) -> RunOptions:
     """Without what the strategy would refuse, since it does not heed it."""
-    profile = options.profile if name == "hybrid" else None
+    if name != "hybrid":
+        options = replace(options, profile=None, expert_cache=None, overlap=False, defer_experts=0)
     gpu_memory = None if name == "cpu" else options.gpu_memory
     kv_ram = options.kv_ram if name != "cpu" else None
-    chosen = replace(options, device=None, gpu_memory=gpu_memory, profile=profile, kv_ram=kv_ram)
+    chosen = replace(options, device=None, gpu_memory=gpu_memory, kv_ram=kv_ram)
     return replace(chosen, strategy=name)  # type: ignore[arg-type]
 
 

@@ -46,10 +46,12 @@ def footer(plan: Plan) -> list[str]:
     for name, speed in (("decode", found.decode), ("prefill", found.prefill)) if found else ():
         if speed is not None:
             parts = ", ".join(f"{what} {1e3 * s:.3g}" for what, s in speed.seconds.items())
+            parts += f", of these hidden {1e3 * speed.hidden_s:.3g}" if speed.hidden_s else ""
             band = f"{speed.low:.3g} to {speed.high:.3g}"
             lines.append(
                 f"estimate, not measured: {speed.tok_s:.1f} tok/s {name} ({band}); ms a token: {parts}"
             )
+    lines += [f"assumed: {what}" for what in found.assumed] if found is not None else []
     if found is not None and found.missing:
         lines.append(f"no estimate of all speeds: not known is {found.missing}")
     return [*lines, *(f"note: {note}" for note in plan.notes)]

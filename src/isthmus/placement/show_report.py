@@ -105,6 +105,7 @@ def strategy_lines(plans: dict[str, Plan | str], best: Plan | None, trained: int
                 _place(made, device) for device in made.devices if _any(made, device)
             )
             yield from (f"  note: {note}" for note in made.notes)
+            yield from (f"  assumed: {what}" for what in (made.estimate.assumed if made.estimate else ()))
             missing = made.estimate.missing if made.estimate else ""
             yield from ([f"  not known, so not predicted: {missing}"] if missing else [])
     for reason in dict.fromkeys(made for made in plans.values() if isinstance(made, str)):
