@@ -205,3 +205,30 @@ def test_requests_are_answered_one_after_the_other_and_not_mixed_up(server: Serv
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(24))) == [f"answer {number}" * 5 for number in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "thinks"),
+    [
+        ("/v1/chat/completions", {}, None),
+        ("/v1/chat/completions", {"enable_thinking": True}, True),
+        ("/v1/chat/completions", {"thinking": {"type": "disabled"}}, False),
+        ("/v1/chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 9}}, True),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, False),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}}, True),
+        ("/api/chat", {"think": False}, False),
+    ],
+)
+def test_whether_to_think_reaches_templates_by_either_name(
+    server: Server, path: str, fields: dict, thinks: bool | None
+) -> None:
+    answer = httpx.post(server.url + path, json=chat_body(max_tokens=5) | fields)
+    assert answer.status_code == 200, answer.text
+    asked = server.template.asked
+    assert (asked.get("enable_thinking"), asked.get("thinking")) == (thinks, thinks)
+
+
+def test_what_is_said_to_the_template_itself_counts_more(server: Server) -> None:
+    fields = {"enable_thinking": True, "chat_template_kwargs": {"thinking": False}}
+    httpx.post(f"{server.url}/v1/chat/completions", json=chat_body() | fields)
+    assert (server.template.asked["enable_thinking"], server.template.asked["thinking"]) == (True, False)

@@ -108,6 +108,8 @@ def test_client_that_leaves_ends_the_work(gated: Server) -> None:
         ("chat", {"messages": 7}),
         ("chat", {"options": {"temperature": -1}}),
         ("chat", {"options": {"seed": -2}}),
+        ("chat", {"options": {"mirostat": 2}}),
+        ("generate", {"options": {"typical_p": 0.5}}),
         ("chat", {"stream": "no"}),
         ("generate", {"prompt": 7}),
         ("generate", {"suffix": "x"}),

@@ -20,6 +20,13 @@ IN_PROMPTS: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
 }
 
+# llama.cpp's, which Ollama has among its options.
+OLD_SAMPLERS: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1, 1.0),
+    "tfs_z": (1, 1.0),
+    "mirostat": (0,),
+}
+
 # Field -> values that ask for nothing. Whoever builds a feature takes its line out.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # several answers
@@ -36,6 +43,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
     "structured_outputs": (),
+    "structural_tag": (),
+    "regex": (),
+    "ebnf": (),
     # log-probabilities
     "prompt_logprobs": (0,),
     # other media
@@ -46,16 +56,21 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     **IN_PROMPTS,
     # samplers of other servers
+    "n_predict": (-1,),
     "min_tokens": (0,),
+    "allowed_token_ids": ([],),
+    "length_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "repeat_last_n": (-1,),
     "bad_words": ([],),
     "logits_processors": ([],),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
-    "thinking_token_budget": (),
-    "typical_p": (1, 1.0),
+    "thinking_token_budget": (-1,),
+    "thinking_budget": (-1,),
+    "reasoning_budget": (-1,),
     "top_n_sigma": (-1, -1.0),
-    "tfs_z": (1, 1.0),
-    "mirostat": (0,),
+    **OLD_SAMPLERS,
     "dry_multiplier": (0, 0.0),
     "xtc_probability": (0, 0.0),
     "dynatemp_range": (0, 0.0),

@@ -23,7 +23,7 @@ from isthmus.server.schemas.completions import CompletionRequest
 from isthmus.server.schemas.ollama import UNSUPPORTED, GenerateRequest, OllamaChatRequest, ShowRequest
 from isthmus.server.service import Service
 from isthmus.server.sse import Protocol, line, stream_of, until_gone
-from isthmus.server.unsupported import refuse_unsupported
+from isthmus.server.unsupported import OLD_SAMPLERS, refuse_unsupported
 
 Line = Callable[[list[Event]], dict[str, Any]]
 
@@ -134,6 +134,8 @@ async def _fields(service: Service, request: Request) -> dict[str, Any]:
     """The body, with the model by the name that it has here. As at Ollama it need not say that it is JSON."""
     fields = await read_fields(request, service.options, typed=False)
     refuse_unsupported(fields, UNSUPPORTED)
+    if isinstance(options := fields.get("options"), dict):
+        refuse_unsupported(options, OLD_SAMPLERS)
     name = fields.get("model")
     if isinstance(name, str) and name not in service.names:
         fields["model"] = name.removesuffix(":latest")

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from isthmus.engine.request import MAX_INT
 from isthmus.server.schemas.base import Body, ModelName, StopText
-from isthmus.server.schemas.chat import MAX_MESSAGES, MAX_PARTS
+from isthmus.server.schemas.chat import MAX_MESSAGES, MAX_PARTS, Thinking
 
 MAX_TOOLS = 1024
 
@@ -72,10 +72,6 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Body):
-    type: Literal["enabled", "disabled", "adaptive"]
-
-
 class CountRequest(Body):
     """What both endpoints have: all that makes the prompt."""
 
@@ -98,7 +94,7 @@ class CountRequest(Body):
             fields["tools"] = [_chat_tool(tool) for tool in self.tools]
             fields |= _chat_choice(self.tool_choice)
         if self.thinking is not None:
-            fields["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+            fields["thinking"] = self.thinking.model_dump()
         return fields
 
 

@@ -29,6 +29,9 @@ _RESERVED_KWARGS = frozenset(
     | {"bos_token", "eos_token", "tokenize"}
 )
 
+# What templates call their switch: Qwen's and GLM's, DeepSeek's and Kimi's.
+_THINKS = ("enable_thinking", "thinking")
+
 
 class TextPart(Body):
     type: str
@@ -119,6 +122,12 @@ class Message(Body):
         return message
 
 
+class Thinking(Body):
+    """Whether the model thinks, as Anthropic, DeepSeek and GLM have it; a budget is not held."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+
+
 class ChatRequest(Sampling, ToolFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit = None
@@ -131,6 +140,8 @@ class ChatRequest(Sampling, ToolFields):
         Field(max_length=MAX_TEMPLATE_KWARGS),
     ] = None
     reasoning_effort: Annotated[str | None, Field(max_length=16)] = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None  # Qwen's word for the same
 
     # How the prompt ends: with the head of a new answer, or open inside the last message (see `continues`).
     add_generation_prompt: bool | None = None
@@ -219,6 +230,12 @@ class ChatRequest(Sampling, ToolFields):
     @property
     def template_kwargs(self) -> dict[str, Any]:
         kwargs: dict[str, Any] = dict(self.chat_template_kwargs or {})
+        thinks = self.enable_thinking
+        if thinks is None and self.thinking is not None:
+            thinks = self.thinking.type != "disabled"
+        if thinks is not None:
+            for name in _THINKS:
+                kwargs.setdefault(name, thinks)
         if self.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", self.reasoning_effort)
         return kwargs

@@ -23,11 +23,17 @@ def _as_prompts(prompt: Any) -> Any:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise PydanticCustomError("prompt", "must be a text, token ids, or a list of either, and not empty")
-    if all(isinstance(item, int) for item in prompt):
-        return [prompt]
-    if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
-        return prompt
+    kinds = set(map(type, prompt))
+    prompts = [prompt] if kinds == {int} else prompt
+    if kinds in ({int}, {list}) and not all(map(_are_ids, prompts)):
+        raise PydanticCustomError("prompt", "token ids must be whole numbers from 0, and a list not empty")
+    if kinds in ({str}, {int}, {list}):
+        return prompts
     raise PydanticCustomError("prompt", "must be all texts or all lists of token ids, not a mixture")
+
+
+def _are_ids(ids: list[Any]) -> bool:
+    return set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) <= MAX_INT
 
 
 _Ids = Annotated[list[TokenId], Field(min_length=1)]

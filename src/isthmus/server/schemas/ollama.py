@@ -78,7 +78,7 @@ class _Ask(Body):
             schema = {"name": "format", "schema": self.format}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         if isinstance(self.think, bool):
-            fields["chat_template_kwargs"] = {"enable_thinking": self.think}
+            fields["enable_thinking"] = self.think
         elif self.think is not None:
             fields["reasoning_effort"] = self.think
         return {name: value for name, value in fields.items() if value is not None}
