@@ -2,9 +2,9 @@
 
     python benches/plan_check.py [MODEL ...]
 
-The reading limit that a prediction is made with is the one that the bench reads between its slices of
-decoding, so that a machine whose memory drifts is no error of the model. Strategy cpu; one line a model:
-predicted (band), measured, and measured over predicted.
+The limits that a prediction is made with are those of the same run: reading between the slices of decoding,
+products before each prompt, so that a machine that drifts is no error of the model. Strategy cpu; one line a
+model: predicted (band), measured, and measured over predicted. ISTHMUS_ISA chooses the instruction set.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from isthmus.placement.machine import Machine
 from isthmus.placement.plan import plan
 from isthmus.weights.source import open_weights
 
-# Three shapes in two formats, with so many layers that each fits into 8 GB and is far larger than a cache.
+# Three shapes in two formats, with so many layers that each fits into 5 GB and is far larger than a cache.
 CASES = tuple(
     f"dummy:{shape}?layers={layers}&quant={quant}"
-    for shape, layers in (("qwen3-30b-a3b", 8), ("deepseek-v2-lite", 8), ("mixtral-8x7b", 3))
+    for shape, layers in (("qwen3-30b-a3b", 6), ("deepseek-v2-lite", 6), ("mixtral-8x7b", 2))
     for quant in ("q4_k_m", "q8_0")
 )
 PROMPT_TOKENS = 512
@@ -52,17 +52,19 @@ def measured(model: str, threads: int) -> dict[str, Any]:
 def compared(model: str, machine: Machine) -> str:
     found = measured(model, machine.cores)
     limit = found["read_gb_s"] / found["decode_share"]
+    gops = found["multiply_gops"]
+    as_seen = replace(machine, isa=(found["isa"],), read_gb_s=limit, multiply_gops=gops)
     options = RunOptions(strategy="cpu", context_tokens=PROMPT_TOKENS)
-    predicted = plan(replace(machine, read_gb_s=limit), open_weights(model), options).estimate
+    predicted = plan(as_seen, open_weights(model), options).estimate
     assert predicted is not None
-    cells = [model, f"{limit:.1f}"]
+    cells = [model, found["isa"], f"{limit:.1f}", f"{gops:.0f}"]
     for speed, tok_s in (
         (predicted.decode, found["decode_tok_s"]),
         (predicted.prefill, found["prefill_tok_s"]),
     ):
         assert speed is not None
         cells += [
-            f"{speed.tok_s:.1f} ({speed.low:.1f}-{speed.high:.1f})",
+            f"{speed.tok_s:.1f} ({speed.low:.1f} to {speed.high:.1f})",
             f"{tok_s:.1f}",
             f"{tok_s / speed.tok_s:.2f}",
         ]
@@ -73,7 +75,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=CASES)
     print(
-        "model | reading, GB/s | decode predicted | measured | ratio | prefill predicted | measured | ratio"
+        "model | ISA | reading, GB/s | multiplying, GOPS | decode predicted, tok/s | measured | ratio "
+        "| prefill predicted | measured | ratio"
     )
     here = Machine.detect()
     for name in parser.parse_args().models:

@@ -26,6 +26,7 @@ KEYS = [
     "handoff",
     "prefill_tok_s",
     "prefill_runs_tok_s",
+    "multiply_gops",
     "decode_tok_s",
     "decode_slices_tok_s",
     "bytes_per_token",
@@ -59,6 +60,7 @@ def test_json_is_one_object_with_exactly_these_keys(alphabet_model: Path) -> Non
     assert sum(result["step_shares"].values()) == pytest.approx(1)
     assert (result["strategy"], result["handed_over"]) == ("cpu", None)
     assert result["prefill_tok_s"] > 0
+    assert result["multiply_gops"] > 0
     assert result["commit"]
 
 
@@ -77,7 +79,7 @@ def test_experts_on_a_device_are_in_the_result(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(measure, "measure_decode", lambda *_: {})
     engine = Engine(path, RunOptions(strategy="stream", device="cpu", threads=1))
     (prefill,) = bench_sizes.run_tests(engine, [bench_sizes.Size(40)], 3, bench_sizes.Scales(), watch=str)
-    use = measure.measure(engine, 40, 1, prefill.tok_s)["experts"]
+    use = measure.measure(engine, 40, 1, prefill.tok_s, prefill.multiply_gops)["experts"]
     prompts, one = 1 + 3, 3 * 64 * 32 * 4  # an expert in fp32
     assert use["streamed"] == prompts * 2 * 8  # all experts of both layers, for every prompt
     assert use["bytes_streamed"] == use["streamed"] * one

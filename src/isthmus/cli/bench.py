@@ -85,7 +85,7 @@ def bench(
     wanted, first = sizes(prompts, news, widths), Size(prompts[0], news[0])
     with status() as watch:
         tests = run_tests(engine, [size for size in wanted if size != first], repetitions, scales, watch)
-        result = measure(engine, prompts[0], news[0], tests[0].tok_s, watch)
+        result = measure(engine, prompts[0], news[0], tests[0].tok_s, tests[0].multiply_gops, watch)
     if first in wanted:
         decoded = Result(first, tuple(result["decode_slices_tok_s"]), scales.decode)
         tests.insert(wanted.index(first), decoded)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from isthmus import native
 from isthmus.cli.measure import Watch, prefill_seconds, random_prompt
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import EngineError
@@ -24,6 +25,9 @@ from isthmus.placement.show_report import table as aligned
 
 if TYPE_CHECKING:
     from isthmus.engine.engine import Engine
+
+
+MULTIPLY_S = 0.07  # a slice of the cores' multiply rate
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,15 @@ class Size:
 
 @dataclass(frozen=True)
 class Result:
-    """tok/s of each repetition, of all sequences together; scale: what all layers would take of it."""
+    """tok/s of each repetition, of all sequences together; scale: what all layers would take of it.
+
+    multiply_gops: int8 products of all threads, right before each prompt.
+    """
 
     size: Size
     tok_s: tuple[float, ...]
     scale: float = 1.0
+    multiply_gops: tuple[float, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         found = {
@@ -72,13 +80,16 @@ def run_tests(
 ) -> list[Result]:
     """One repetition of each after the other, so that a slow minute is shared; the first round warms up."""
     found: dict[Size, list[float]] = {size: [] for size in wanted}
+    products: dict[Size, list[float]] = {size: [] for size in wanted}
     for number in range(1 + repetitions):
         for size in wanted:
             doing = f"{size}, {f'{number} of {repetitions}' if number else 'warm-up'}"
+            gops = () if size.new else (native.multiply_gops("int8", MULTIPLY_S),)
             rate = _tok_s(engine, size, number, _named(doing, watch))
             if number:
                 found[size].append(rate)
-    return [Result(size, tuple(rates), scales.of(size)) for size, rates in found.items()]
+                products[size] += gops
+    return [Result(size, tuple(found[size]), scales.of(size), tuple(products[size])) for size in wanted]
 
 
 def _named(doing: str, watch: Watch) -> Watch:

@@ -54,9 +54,14 @@ def measure(
     prompt_tokens: int,
     new_tokens: int,
     prefills: Sequence[float],
+    multiplied: Sequence[float],
     watch: Watch = unwatched,
 ) -> dict[str, Any]:
-    """The object that --json prints. prefills: tok/s of each prompt of `prompt_tokens` that was measured."""
+    """The object that --json prints.
+
+    prefills: tok/s of each prompt of `prompt_tokens` that was measured; multiplied: GOPS of int8 products
+    of all threads, right before each.
+    """
     return {
         "model": engine.info.name,
         "isa": native.current_isa(),
@@ -67,6 +72,7 @@ def measure(
         "handoff": engine.info.handoff,
         "prefill_tok_s": median(prefills),
         "prefill_runs_tok_s": list(prefills),
+        "multiply_gops": median(multiplied),
         **measure_decode(engine, prompt_tokens, new_tokens, watch),
         "handed_over": asdict(engine.handed_over) if engine.handed_over else None,
         "experts": asdict(use) if (use := engine.expert_use) else None,
