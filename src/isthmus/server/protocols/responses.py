@@ -26,10 +26,17 @@ class Response:
         self._num_events = 0
 
     def object(self, blocks: Sequence[Block]) -> dict[str, Any]:
-        """The response with the blocks there are; its status says whether more come."""
-        body, generation = self._body, self._choices.generations[0]
-        ended = generation.finish_reason is not None
-        cut = generation.finish_reason == "length"
+        """The whole response."""
+        statuses = ["completed"] * len(blocks)
+        if blocks:
+            statuses[-1] = self._last_status
+        output = [self._item(*each) for each in zip(blocks, statuses, strict=True)]
+        return self._object(output, self._choices.generations[0].finish_reason)
+
+    def _object(self, output: list[dict[str, Any]], finish_reason: str | None) -> dict[str, Any]:
+        """finish_reason: None while it goes on."""
+        body = self._body
+        ended, cut = finish_reason is not None, finish_reason == "length"
         return {
             "id": self._choices.id,
             "object": "response",
@@ -41,7 +48,7 @@ class Response:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "model": self._model,
-            "output": [self._item(block, "completed") for block in blocks],
+            "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
@@ -58,19 +65,19 @@ class Response:
         }
 
     def begin(self) -> bytes:
-        response = self.object([])
+        response = self._object([], None)  # a fast answer may have ended already: that is for `end` to say
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
 
-    def step(self, step: Step) -> bytes:
-        """What one step of a block is in events."""
+    def step(self, step: Step, *, is_last: bool = False) -> bytes:
+        """What one step of a block is in events; `is_last`: the last step of all."""
         block = step.block
         if isinstance(step, Opened):
             return self._opened(block)
         if isinstance(step, Added):
             return self._event(_delta_event(block), **self._place(block), delta=step.text, **_logprobs(block))
         assert isinstance(step, Closed)
-        return self._closed(block)
+        return self._closed(block, self._last_status if is_last else "completed")
 
     def end(self, blocks: Sequence[Block]) -> bytes:
         response = self.object(blocks)
@@ -89,7 +96,12 @@ class Response:
         part = _part(Block(block.index, block.kind))
         return raw + self._event("response.content_part.added", **self._place(block), part=part)
 
-    def _closed(self, block: Block) -> bytes:
+    @property
+    def _last_status(self) -> str:
+        """Of the last item: nobody should act on a call of which a part is missing."""
+        return "incomplete" if self._choices.generations[0].finish_reason == "length" else "completed"
+
+    def _closed(self, block: Block, status: str) -> bytes:
         place = self._place(block)
         if block.kind == "call":
             assert block.call is not None
@@ -100,7 +112,7 @@ class Response:
             name = _delta_event(block).replace(".delta", ".done")
             raw = self._event(name, **place, text=block.text, **_logprobs(block))
             raw += self._event("response.content_part.done", **place, part=_part(block))
-        item = self._item(block, "completed")
+        item = self._item(block, status)
         return raw + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -121,7 +133,7 @@ class Response:
             assert block.call is not None
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
             return head | {"type": "function_call"} | call
-        content = [_part(block)] if status == "completed" else []
+        content = [] if status == "in_progress" else [_part(block)]
         if block.kind == "reasoning":
             return head | {"type": "reasoning", "summary": [], "content": content}
         return head | {"type": "message", "role": "assistant", "content": content}
@@ -130,7 +142,7 @@ class Response:
         timing = self._choices.generations[0].timing
         return {
             "input_tokens": timing.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": timing.num_cached_tokens},
+            "input_tokens_details": {"cached_tokens": timing.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": timing.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": self._choices.generations[0].num_reasoning_tokens},
             "total_tokens": timing.num_prompt_tokens + timing.num_output_tokens,

@@ -60,5 +60,5 @@ async def _frames(response: protocol.Response, choices: Choices) -> AsyncGenerat
             for step in blocks.push(event):
                 yield response.step(step)
     for step in blocks.finish():
-        yield response.step(step)
+        yield response.step(step, is_last=True)
     yield response.end(blocks.done)
