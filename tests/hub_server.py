@@ -26,6 +26,9 @@ class Recorded:
     sent_bytes: int = 0
     breaks_at: int | None = None  # byte of a file at which the connection ends
     says: dict[str, str] = field(default_factory=dict)  # path -> an ETag that is not its SHA-256
+    sizes: dict[str, int] = field(default_factory=dict)  # path -> how long it says it is: zeros follow
+    ranges: list[str] = field(default_factory=list)  # asked for of files, "" for the whole
+    knows_ranges: bool = True
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -55,8 +58,7 @@ def hub_server(recorded: Recorded) -> Iterator[Recorded]:
             elif repo not in recorded.repositories:
                 self._refuse(401, "RepoNotFound")
             elif rest.startswith("/tree/main"):
-                files = recorded.repositories[repo].items()
-                self._json([{"type": "file", "oid": "0" * 40, "path": p, "size": len(b)} for p, b in files])
+                self._json([self._listed(*file) for file in recorded.repositories[repo].items()])
             else:
                 self._json({"id": repo, "_id": repo, "sha": "0" * 40, "siblings": []})
 
@@ -65,20 +67,30 @@ def hub_server(recorded: Recorded) -> Iterator[Recorded]:
                 self._refuse(*recorded.closed[repo])
                 return
             data = recorded.repositories[repo][path]
-            match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            end = int(match[2]) + 1 if match and match[2] else len(data)
-            part = data[int(match[1]) : end] if match else data
-            recorded.sent_bytes += 0 if self.command == "HEAD" else len(part)
+            size = recorded.sizes.get(path, len(data))
+            asked = self.headers.get("Range", "") if recorded.knows_ranges else ""
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
+            begin = int(match[1]) if match else 0
+            end = int(match[2]) + 1 if match and match[2] else size
+            stop = end if recorded.breaks_at is None else max(begin, min(end, recorded.breaks_at))
+            part = b""
+            if self.command != "HEAD":
+                part = data[begin:stop].ljust(stop - begin, b"\0")
+                recorded.sent_bytes += len(part)
+                recorded.ranges.append(asked)
             headers = {"Content-Type": "application/octet-stream", "X-Repo-Commit": "0" * 40}
             headers["ETag"] = f'"{recorded.says.get(path) or hashlib.sha256(data).hexdigest()}"'
             if match:
-                headers["Content-Range"] = f"bytes {match[1]}-{end - 1}/{len(data)}"
-            left = (
-                None
-                if recorded.breaks_at is None
-                else max(0, recorded.breaks_at - int(match[1] if match else 0))
-            )
-            self._answer(206 if match else 200, part, headers, left)
+                headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+            self._answer(206 if match else 200, part, headers, end - begin)
+
+        def _listed(self, path: str, data: bytes) -> dict[str, Any]:
+            size = recorded.sizes.get(path, len(data))
+            entry = {"type": "file", "oid": "0" * 40, "path": path, "size": size}
+            if path.endswith(".gguf"):
+                oid = recorded.says.get(path) or hashlib.sha256(data).hexdigest()
+                entry["lfs"] = {"oid": oid, "size": size, "pointerSize": 134}
+            return entry
 
         def _json(self, value: Any) -> None:
             self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -86,15 +98,18 @@ def hub_server(recorded: Recorded) -> Iterator[Recorded]:
         def _refuse(self, status: int, code: str) -> None:
             self._answer(status, b"{}", {"X-Error-Code": code, "Content-Type": "application/json"})
 
-        def _answer(self, status: int, body: bytes, headers: dict[str, str], only: int | None = None) -> None:
+        def _answer(
+            self, status: int, body: bytes, headers: dict[str, str], length: int | None = None
+        ) -> None:
+            """length: what is promised; less comes where the connection breaks."""
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) if length is None else length))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body[:only])
-                self.close_connection = only is not None
+                self.wfile.write(body)
+                self.close_connection = length is not None and length != len(body)
 
         def log_message(self, *_: object) -> None: ...
 

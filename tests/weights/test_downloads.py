@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,8 @@ from huggingface_hub import hf_hub_download
 
 from hub_server import Recorded, hub_server
 from isthmus.errors import HubError, UsageError
-from isthmus.weights.downloads import PARTIAL, Downloads, LocalModel
-from isthmus.weights.hub import Hub, RepoFile, RepoModel, RepoName, choose_model
+from isthmus.weights.downloads import PARTIAL, PIECE_BYTES, Downloads, LocalModel
+from isthmus.weights.hub import Hub, RepoFile, RepoName, choose_model
 
 REPO = "owner/Model-GGUF"
 SHARDS = {f"Q4_K_M/m-Q4_K_M-0000{i}-of-00002.gguf": bytes([i]) * (100_000 * i) for i in (1, 2)}
@@ -67,13 +69,97 @@ def test_an_ended_download_goes_on_where_it_ended(downloads: Downloads, recorded
     have = downloads.partial_bytes(REPO)
     assert have == 50_000
     assert downloads.find(RepoName(REPO, "Q8_0")) is None
-    assert downloads.need_bytes(REPO, RepoModel("Q8_0", (RepoFile("m-Q8_0.gguf", 256_000),))) == 206_000
+    models = Hub(recorded.url).models(REPO)
+    assert downloads.need_bytes(REPO, choose_model(models, RepoName(REPO, "Q8_0"))) == 206_000
+    # What has come of one file spares nothing of another.
+    assert downloads.need_bytes(REPO, choose_model(models, RepoName(REPO, "Q4_K_M"))) == 300_000
     recorded.breaks_at, recorded.sent_bytes = None, 0
     local, told = pull(downloads, recorded, "Q8_0")
     assert local.path.read_bytes() == FILES["m-Q8_0.gguf"]
     assert recorded.sent_bytes == 256_000 - have
     assert told == 256_000
     assert downloads.partial_bytes(REPO) == 0
+
+
+def test_a_file_comes_in_pieces_and_goes_on_within_one(
+    downloads: Downloads, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isthmus.weights.downloads.PIECE_BYTES", 100_000)
+    recorded.breaks_at = 150_000
+    with pytest.raises(HubError, match="cannot be reached"):
+        pull(downloads, recorded, "Q8_0")
+    assert downloads.partial_bytes(REPO) == 150_000
+    recorded.breaks_at = None
+    recorded.ranges.clear()
+    local, told = pull(downloads, recorded, "Q8_0")
+    assert recorded.ranges == ["bytes=150000-249999", "bytes=250000-"]
+    assert local.path.read_bytes() == FILES["m-Q8_0.gguf"]
+    assert told == 256_000
+
+
+def test_a_server_that_knows_no_ranges_sends_all_of_it(
+    downloads: Downloads, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isthmus.weights.downloads.PIECE_BYTES", 100_000)
+    recorded.knows_ranges = False
+    local, told = pull(downloads, recorded, "Q8_0")
+    assert local.path.read_bytes() == FILES["m-Q8_0.gguf"]
+    assert recorded.sent_bytes == told == 256_000
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_mixed(
+    downloads: Downloads, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isthmus.weights.downloads.PIECE_BYTES", 100_000)
+    piece = Hub.download
+
+    def then_replaced(self: Hub, *arguments: object, **keywords: object) -> None:
+        piece(self, *arguments, **keywords)  # type: ignore[arg-type]
+        recorded.says["m-Q8_0.gguf"] = "0" * 64
+
+    monkeypatch.setattr(Hub, "download", then_replaced)
+    with pytest.raises(HubError, match=r"m-Q8_0.gguf was replaced while it came; pull it again"):
+        pull(downloads, recorded, "Q8_0")
+
+
+LARGE = 60 * 10**9  # more than huggingface-hub asks for in one request, and than 32 bits count
+
+
+def test_a_file_of_60_gb_begins_and_goes_on(downloads: Downloads, recorded: Recorded) -> None:
+    """The server says so and sends no more than its beginning."""
+    recorded.sizes["m-Q8_0.gguf"] = LARGE
+    for ends in (50_000, 90_000):
+        recorded.breaks_at = ends
+        with pytest.raises(HubError, match="cannot be reached"):
+            pull(downloads, recorded, "Q8_0")
+        assert downloads.partial_bytes(REPO) == ends
+    asked = list(dict.fromkeys(recorded.ranges))
+    assert asked[0] == f"bytes=0-{PIECE_BYTES - 1}"
+    assert f"bytes=50000-{50_000 + PIECE_BYTES - 1}" in asked
+    model = choose_model(Hub(recorded.url).models(REPO), RepoName(REPO, "Q8_0"))
+    assert downloads.need_bytes(REPO, model) == LARGE - 90_000
+
+
+def test_the_end_of_a_file_of_60_gb_is_asked_for_by_its_place(recorded: Recorded) -> None:
+    recorded.sizes["m-Q8_0.gguf"] = LARGE
+    hub, out = Hub(recorded.url), io.BytesIO()
+    found = hub.metadata(REPO, RepoFile("m-Q8_0.gguf", LARGE))
+    assert found.size == LARGE
+    hub.download(found, out, have=LARGE - 20_000, end=LARGE - 5_000)
+    hub.download(found, out, have=LARGE - 5_000, end=LARGE)
+    assert recorded.ranges == ["bytes=59999980000-59999994999", "bytes=59999995000-"]
+    assert out.getvalue() == bytes(20_000)
+
+
+def test_a_file_system_of_small_files_is_named(
+    downloads: Downloads, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(self: Hub, metadata: object, out: object, *, have: int, end: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(Hub, "download", too_large)
+    with pytest.raises(HubError, match="takes no files of this size; set HF_HUB_CACHE"):
+        pull(downloads, recorded, "Q8_0")
 
 
 def test_bytes_that_are_not_what_the_hub_says_are_thrown_away(
@@ -118,7 +204,7 @@ def test_a_full_disk_is_said_before_the_first_byte(
 def test_a_disk_that_fills_up_leaves_what_came(
     downloads: Downloads, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Hub, metadata: object, out: object, *, have: int) -> None:
+    def full(self: Hub, metadata: object, out: object, *, have: int, end: int) -> None:
         out.write(b"begin")  # type: ignore[attr-defined]
         raise OSError(28, "No space left on device")
 

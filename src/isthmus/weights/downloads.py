@@ -5,7 +5,8 @@
                                       /snapshots/COMMIT/PATH    the names, links to blobs
 
 huggingface-hub throws away what an interrupted download has brought; here it stays and the next one goes on
-from it. Bytes are summed as they come and held against the SHA-256 that the hub states.
+from it. Files come in pieces, each from a location of its own, since locations expire after an hour and whole
+files over 50 GB are not sent. Bytes are summed as they come and held against the SHA-256 that the hub states.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from isthmus.weights.hub import Hub, RepoFile, RepoModel, RepoName, choose_model
 Progress = Callable[[int], None]  # bytes done since the last call
 
 PARTIAL = ".partial"
+# Asked for at once: at 10 MB/s a quarter of an hour.
+PIECE_BYTES = 8 << 30
 # Left free on the disk: a full one fails other programs too.
 SPARE_BYTES = 256 << 20
 
@@ -96,11 +99,11 @@ class Downloads:
         return sum(p.stat().st_size for p in self._blobs(repo).glob("*" + PARTIAL))
 
     def need_bytes(self, repo: str, model: RepoModel) -> int:
-        """What is still to come of a model, at most."""
-        have = {p.name: p.stat().st_size for p in self._blobs(repo).glob("*")}
+        """What is still to come of a model, at most: a beginning counts if the hub lists the file's sum."""
+        have = {p.name: p.stat().st_size for p in self._blobs(repo).glob("*" + PARTIAL)}
         local = {f.path: f.nbytes for one in self.models(repo) for f in one.model.files}
-        missing = sum(f.nbytes for f in model.files if local.get(f.path) != f.nbytes)
-        return max(0, missing - sum(size for name, size in have.items() if name.endswith(PARTIAL)))
+        missing = [f for f in model.files if local.get(f.path) != f.nbytes]
+        return sum(max(0, f.nbytes - have.get(f"{f.sha256}{PARTIAL}", 0)) for f in missing)
 
     def check_room(self, nbytes: int) -> None:
         """HubError if the disk has no room for that much more."""
@@ -235,7 +238,15 @@ class _Summed:
 
 
 def _fetch(hub: Hub, found: Any, out: _Summed, repo: str, file: RepoFile) -> None:
-    hub.download(found, out, have=out.tell())
+    while (have := out.tell()) < found.size:
+        end = min(have + PIECE_BYTES, found.size)
+        try:
+            hub.download(found, out, have=have, end=end)
+        except OSError:  # a server that knows no ranges has sent more than was asked for: all of it
+            if out.tell() != found.size:
+                raise
+        if out.tell() < found.size:
+            found = _located_again(hub, found, repo, file)
     wrong = ""
     if out.tell() != found.size:
         wrong = f"has {out.tell()} bytes where the hub says {found.size}"
@@ -244,6 +255,13 @@ def _fetch(hub: Hub, found: Any, out: _Summed, repo: str, file: RepoFile) -> Non
     if wrong:
         out.discard()
         raise HubError(f"{repo}: what came of {file.path} {wrong}; it was thrown away: pull it again")
+
+
+def _located_again(hub: Hub, found: Any, repo: str, file: RepoFile) -> Any:
+    again = hub.metadata(repo, file)
+    if (again.etag, again.size) != (found.etag, found.size):
+        raise HubError(f"{repo}: {file.path} was replaced while it came; pull it again")
+    return again
 
 
 @contextmanager
@@ -256,6 +274,11 @@ def _room_and_rights(root: Path) -> Iterator[None]:
             raise HubError(
                 f"the disk of {root} is full; make room (isthmus list, isthmus rm): the next pull goes on "
                 "where this one ended"
+            ) from None
+        if error.errno == errno.EFBIG:  # 4 GiB less a byte on FAT
+            raise HubError(
+                f"the file system of {root} takes no files of this size; set HF_HUB_CACHE to a folder "
+                "on another"
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise HubError(

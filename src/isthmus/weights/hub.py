@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -55,6 +55,7 @@ class RepoName:
 class RepoFile:
     path: str  # in the repository
     nbytes: int
+    sha256: str = field(default="", compare=False)  # where the hub lists it, as it does of large files
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Hub:
         with self.explained(repo):
             entries: Any = self._files.find(repo, detail=True, refresh=True)
         files = [
-            RepoFile(name.removeprefix(f"{repo}/"), int(entry["size"] or 0))
+            RepoFile(name.removeprefix(f"{repo}/"), int(entry["size"] or 0), _sha256(entry))
             for name, entry in entries.items()
             if name.endswith(".gguf") and not PurePosixPath(name).name.startswith("mmproj")
         ]
@@ -127,8 +128,12 @@ class Hub:
             url = hf_hub_url(repo, file.path, endpoint=self.endpoint)
             return get_hf_file_metadata(url, endpoint=self.endpoint)
 
-    def download(self, metadata: Any, out: Any, *, have: int) -> None:
-        """The bytes from `have` on, appended to `out`: a file, or what writes to one. Errors as they come."""
+    def download(self, metadata: Any, out: Any, *, have: int, end: int) -> None:
+        """The bytes from `have` up to `end`, appended to `out`: a file, or what writes to one.
+
+        Of a file over 50 GB, which the hub's servers do not send as a whole (and huggingface-hub does not ask
+        for without hf_xet), only a part can be had. Errors as they come.
+        """
         from huggingface_hub.file_download import http_get
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -138,7 +143,9 @@ class Hub:
         disable_progress_bars()  # `out` tells what comes
         ours = metadata.location.startswith(self.endpoint)  # the token is nobody else's business
         headers = build_hf_headers() if ours else build_hf_headers(token=False)
-        http_get(metadata.location, out, resume_size=have, headers=headers, expected_size=metadata.size)
+        if end < metadata.size:
+            headers["Range"] = f"bytes=0-{end - 1}"  # from `have` on, where that is more than 0
+        http_get(metadata.location, out, resume_size=have, headers=headers, expected_size=end)
 
     @contextmanager
     def explained(self, repo: str) -> Iterator[None]:
@@ -189,6 +196,11 @@ class Hub:
             return ""
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         return f" (did you mean {', '.join(names[n] for n in near)}?)" if near else ""
+
+
+def _sha256(entry: Any) -> str:
+    lfs = entry.get("lfs") or {}
+    return str(lfs.get("sha256") or "")
 
 
 def group_models(repo: str, files: list[RepoFile]) -> list[RepoModel]:
