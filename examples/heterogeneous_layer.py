@@ -1,9 +1,9 @@
 """One layer of DeepSeek-V3 over two devices: what crosses between them, and what would otherwise.
 
-python examples/heterogeneous_layer.py [TOKENS] [EXPERTS]
+python examples/heterogeneous_layer.py [TOKENS] [EXPERTS] [DEVICE]
 
 The layer has 256 experts of 7168 x 2048, 8 of them chosen, and a shared one: 6.4 GB. Where RAM is short,
-fewer experts do.
+fewer experts do. DEVICE: where all but the routed experts is, such as cuda:0; the CPU if it is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def main() -> None:
     tokens = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     fit = int(psutil.virtual_memory().available * 0.8) // EXPERT_BYTES
     experts = int(sys.argv[2]) if len(sys.argv) > 2 else max(TOP_K, min(EXPERTS, fit))
-    layer = HeterogeneousMoELayer(HIDDEN, INNER, experts, TOP_K, num_shared_experts=1)
+    device = sys.argv[3] if len(sys.argv) > 3 else None
+    layer = HeterogeneousMoELayer(HIDDEN, INNER, experts, TOP_K, num_shared_experts=1, device=device)
     x = torch.randn(1, tokens, HIDDEN, dtype=torch.bfloat16)
     layer(x)  # memory and caches as in use
     y, metrics = layer(x)

@@ -17,6 +17,7 @@ from isthmus.gpu import (
     embedding,
     experts,
     fixed_kernels,
+    fp8,
     linear,
     mla,
     prefill,
@@ -27,6 +28,7 @@ from isthmus.gpu import (
     router,
     rows,
 )
+from isthmus.gpu.fp8 import Fp8Matrix
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
 # Give weights of about 0.1.
@@ -39,10 +41,10 @@ class Maker:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._generator = torch.Generator(device).manual_seed(0)
+        self.generator = torch.Generator(device).manual_seed(0)
 
     def f32(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator, device=self.device)
+        return torch.randn(*shape, generator=self.generator, device=self.device)
 
     def bf16(self, *shape: int) -> Tensor:
         return self.f32(*shape).bfloat16()
@@ -52,14 +54,14 @@ class Maker:
 
     def tables(self, sequences: int, blocks: int) -> Tensor:
         """Block tables of sequences whose blocks lie scattered."""
-        order = torch.randperm(sequences * blocks, generator=self._generator, device=self.device)
+        order = torch.randperm(sequences * blocks, generator=self.generator, device=self.device)
         return order.int().view(sequences, blocks)
 
     def weight(self, name: str, outputs: int, columns: int, slots: int = 1) -> PackedMatrix:
         """Random tiles: fp16 scales stand first in each, 16 of them, and the minima's after them; in those of
         MXFP4 exponents."""
         out = PackedMatrix.empty(name, slots, outputs, columns, self.device)
-        out.data.random_(0, 256, generator=self._generator)
+        out.data.random_(0, 256, generator=self.generator)
         tiles = out.data.view(-1, 16 * by_name(name).block_bytes)
         if name == "mxfp4":
             tiles[:, :16] = MXFP4_EXPONENT
@@ -74,6 +76,7 @@ def kernels(setting: Setting) -> Iterator[Line]:
     """Every kernel's result; compilation takes most of the time."""
     make = Maker(setting.device)
     yield from check_weights(make, setting.quick)
+    yield from check_fp8(make, setting.quick)
     yield from check_rows(make, setting.quick)
     yield from check_attention(make, setting.quick)
     yield from check_fixed(make, setting.quick)
@@ -107,6 +110,26 @@ def check_weights(make: Maker, quick: bool) -> Iterator[Line]:
             experts.experts(*how, next(outs)),
             reference.experts(*how, next(outs)),
         )
+
+
+def fp8_matrix(make: Maker, n: int, k: int, *, blocks: bool) -> Fp8Matrix:
+    """Values of about 0.1, scales that differ by a half."""
+    of = (-(-n // 128), -(-k // 128)) if blocks else (n, 1)
+    scales = 2**-9 * (1 + torch.rand(*of, generator=make.generator, device=make.device) / 2)
+    return Fp8Matrix((make.f32(n, k) * 40).to(fp8.FP8), scales)
+
+
+def check_fp8(make: Maker, quick: bool) -> Iterator[Line]:
+    """x in FP8 has 4 significant bits: 2.6 % of a product's norm."""
+    n, k = (48, 272) if quick else (2048, 7168)
+    for blocks in (True, False):
+        weight, what = fp8_matrix(make, n, k, blocks=blocks), f"fp8, a scale a {'block' if blocks else 'row'}"
+        for count in (3,) if quick else (1, 64, 600):
+            x = make.bf16(count, k)
+            expected = x.float() @ weight.values(torch.float32).T
+            yield against(f"{what}, {count} rows, dequantised", 3e-3, fp8.dequantised(x, weight), expected)
+            if fp8.can_scale(weight):
+                yield against(f"{what}, {count} rows, scaled", 4e-2, fp8.scaled(x, weight), expected)
 
 
 def check_rows(make: Maker, quick: bool) -> Iterator[Line]:

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from gpu_parts.kernels import Maker
+from gpu_parts.kernels import Maker, fp8_matrix
 from gpu_parts.lines import Line, Setting, against, microseconds
 from isthmus.formats.spec import by_name
-from isthmus.gpu import decode, linear, plain, reference_attention
+from isthmus.gpu import decode, fp8, linear, plain, reference_attention
 from isthmus.gpu.tiles import GPU_FORMATS
 
 # name: (outputs, columns) of DeepSeek-V3's dense products
@@ -58,6 +58,16 @@ def rates(setting: Setting) -> Iterator[Line]:
         calls = [partial(plain.product_f32, x, w) for w in dense]
         yield line(f"bf16 by torch {shape} {n} x {k}, 1 rows", 2 * n * k, calls)
         del dense, calls
+    for shape, (n, k) in SHAPES.items():
+        for blocks in (True, False):
+            quarter = [fp8_matrix(make, n, k, blocks=blocks) for _ in range(copies_of(n * k))]
+            x = make.bf16(1, k)
+            way = "scaled" if fp8.can_scale(quarter[0]) else "dequantised"
+            calls = [partial(fp8.product_fp8, x, w) for w in quarter]
+            yield line(
+                f"fp8 by {'block' if blocks else 'row'}, {way}, {shape} {n} x {k}, 1 rows", n * k, calls
+            )
+            del quarter, calls
     for context in CONTEXTS:
         nbytes = context * 576 * 2
         where = (make.i32([0]), make.i32([context - 1]), make.tables(1, context // 64), 0.07)

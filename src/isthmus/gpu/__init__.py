@@ -10,6 +10,7 @@ builds of torch; so nothing outside this package imports one at its top level.
     linear       out = W x + bias + residual
     dequantise   packed weights as bf16 in memory, and `linear` of so many rows that it pays
     plain        products with weights that are bf16 or fp32, by torch
+    fp8          matrices of FP8 with scales by block, row or at all, and products with them, by torch
     embedding    rows of a packed matrix
     experts      routed experts that are resident: rows grouped by slot, SwiGLU, weighted sum in fixed order
     grouping     pairs of a step by slot, without waiting for the device

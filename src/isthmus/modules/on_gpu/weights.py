@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.formats.spec import AS_Q8_0, by_name
+from isthmus.gpu.fp8 import Fp8Matrix, product_fp8
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 from isthmus.modules.experts import Matrices
 from isthmus.modules.loader import Loader
@@ -20,13 +21,14 @@ from isthmus.modules.on_gpu.target import Target
 from isthmus.native import ops
 from isthmus.weights.source import RawTensor
 
-# A Tensor: bf16 or fp32 [rows, columns], or [experts, rows, columns].
-Weight: TypeAlias = PackedMatrix | Tensor
+# Of a file. A Tensor: bf16 or fp32 [rows, columns], or [experts, rows, columns].
+Uploaded: TypeAlias = PackedMatrix | Tensor
+Weight: TypeAlias = Uploaded | Fp8Matrix  # FP8: of a checkpoint, see modules/fp8.py
 # Of gate, up and down, fp32 [experts, rows], or [rows] of one of them.
 Biases: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
-def upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
+def upload(loader: Loader, raw: RawTensor, target: Target) -> Uploaded:
     """[rows, columns] or [experts, rows, columns] on the device; once, however many modules there use it."""
     return loader.once((raw.name, target), lambda: _upload(loader, raw, target))
 
@@ -73,14 +75,14 @@ def product(
 ) -> Tensor:
     """out = W x + bias + residual, summed in fp32 and rounded once.
 
-    x: bf16 or fp32 [T, K], rounded to bf16 unless W is fp32; out, residual: bf16 or fp32 [T, N], rows may be
-    strided; bias: fp32 [N].
+    x: bf16 or fp32 [T, K], rounded to bf16 unless W is fp32, or FP8 (gpu/fp8.py); out, residual: bf16 or fp32
+    [T, N], rows may be strided; bias: fp32 [N].
     """
     if isinstance(weight, PackedMatrix):
         x = x.to(torch.bfloat16)
         packed: Tensor = target.kernels.linear(x, weight, out, bias=bias, residual=residual)
         return packed
-    y: Tensor = target.kernels.product_f32(x, weight)
+    y = product_fp8(x, weight) if isinstance(weight, Fp8Matrix) else target.kernels.product_f32(x, weight)
     if bias is not None:
         y += bias
     if residual is not None:
@@ -88,7 +90,7 @@ def product(
     return out.copy_(y)
 
 
-def _upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
+def _upload(loader: Loader, raw: RawTensor, target: Target) -> Uploaded:
     if not stays_packed(raw):
         return upload_plain(loader, raw, target)
     if raw.format.name in AS_Q8_0:
@@ -98,7 +100,7 @@ def _upload(loader: Loader, raw: RawTensor, target: Target) -> Weight:
     return PackedMatrix.from_tiles(ops.memory(packed), raw.format.ggml_id, *sizes, target.device)
 
 
-def _upload_as_q8_0(loader: Loader, raw: RawTensor, target: Target) -> Weight:
+def _upload_as_q8_0(loader: Loader, raw: RawTensor, target: Target) -> Uploaded:
     experts, rows, columns = (1, *raw.shape)[-3:]
     out = PackedMatrix.empty("q8_0", experts, rows, columns, target.device)
     for expert, packed in enumerate(loader.pack_as_q8_0(raw)):
