@@ -1,12 +1,12 @@
 """What a decode step costs as sequences are added, against the bytes of distinct weights it has to read.
 
-python benches/batch.py MODEL.gguf [LARGEST]
+python benches/batch.py MODEL.gguf [LARGEST [SMALLEST]]
 
-One line for each number of sequences n = 1 .. LARGEST (32): milliseconds of the model's forward pass over n
-rows of n sequences, the bytes that this step cannot avoid (every matrix that is not an expert's, the experts
-that some row chose, the cache), the rate and its share of the read limit, and `growth`: time per byte against
-that of n - 1, the median over rounds of the ratio within a round. Rounds go through all n: their drift
-is that of neighbours alike.
+One line for each number of sequences n = SMALLEST (1) .. LARGEST (32): milliseconds of the model's forward
+pass over n rows of n sequences, the bytes that this step cannot avoid (every matrix that is not an expert's,
+the experts that some row chose, the cache), the rate and its share of the read limit, and `growth`: time per
+byte against that of n - 1, the median over rounds of the ratio within a round. Rounds go through all n: their
+drift is that of neighbours alike.
 """
 
 from __future__ import annotations
@@ -114,24 +114,26 @@ def _bytes(source: WeightSource) -> tuple[float, float]:
 
 
 def main() -> None:
-    path, largest = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32
+    path = Path(sys.argv[1])
+    largest, smallest = (int(given) for given in (*sys.argv[2:4], *("32", "1")[len(sys.argv) - 2 :]))
+    counts = range(smallest, largest + 1)
     decoding = Decoding(path, largest)
     limit = read_limit()
-    for n in range(1, largest + 1):  # memory of every size is there before anything is timed
+    for n in counts:  # memory of every size is there before anything is timed
         decoding.step(n)
     rounds: list[dict[int, tuple[float, float]]] = []
     limits: list[float] = []
     for _ in range(ROUNDS):
         limits.append(limit.rate(0.2))
-        rounds.append({n: decoding.measure(n) for n in range(1, largest + 1)})
-    for n in range(1, largest + 1):
+        rounds.append({n: decoding.measure(n) for n in counts})
+    for n in counts:
         report(**_line(n, rounds, limits))
 
 
 def _line(n: int, rounds: list[dict[int, tuple[float, float]]], limits: list[float]) -> dict[str, Any]:
     ms, step_bytes = median(r[n][0] for r in rounds), median(r[n][1] for r in rounds)
     rates = [r[n][1] / r[n][0] / 1e6 for r in rounds]
-    per_byte = [{m: r[m][0] / r[m][1] for m in (n - 1, n) if m} for r in rounds]
+    per_byte = [{m: r[m][0] / r[m][1] for m in (n - 1, n) if m in r} for r in rounds]
     return {
         "bench": "batch",
         "n": n,
@@ -140,7 +142,7 @@ def _line(n: int, rounds: list[dict[int, tuple[float, float]]], limits: list[flo
         "gb_s": round(median(rates), 2),
         "read_limit_gb_s": round(max(limits), 2),
         "read_share": round(median(rate / limit for rate, limit in zip(rates, limits, strict=True)), 3),
-        "growth": round(median(p[n] / p[n - 1] for p in per_byte), 3) if n > 1 else None,
+        "growth": round(median(p[n] / p[n - 1] for p in per_byte), 3) if n - 1 in rounds[0] else None,
         **setting(),
     }
 

@@ -6,9 +6,9 @@ MODEL: a .gguf file (see make_gguf.py --tokenizer) or demo. Each client asks for
 tokens to prompts of about 110 tokens, no two alike, one after the other; every token's time is noted where it
 arrives. One JSON line a case: tokens per second of all clients together, time to first token and time between
 tokens (p50, p99). Servers are run in turns, never at once, with as many threads, and with slots and context
-for as many clients as there are at most; then come the ratios of each pair of turns. Of Isthmus alone, unless
---only-clients: what a repeated prefix of 2,000 tokens costs, and the time between tokens beside a client that
-posts megabytes (see neighbour.py).
+for as many clients as there are at most; then come the ratios of each pair of turns. In the first turn also,
+as --extras says: prefix, what a repeated prefix of 2,000 tokens costs; neighbour, of Isthmus alone, the time
+between tokens beside a client that posts megabytes (see neighbour.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from serving import Run, Server, ask, client, crowd, isthmus, llama_server, p50_
 CONTEXT = 4096  # of one request; --ctx
 PREFIX_WORDS = 1_500  # about 2,000 tokens
 NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS = 4.0, 3
+
+EXTRAS = ("prefix", "neighbour")
 
 Case = dict[str, Any]
 
@@ -67,12 +69,15 @@ async def prefix(url: str) -> tuple[float, float]:
     return cold.first_s, warm.first_s
 
 
-def extras(server: Server) -> None:
+def measure_prefix(server: Server) -> None:
     cold, warm = asyncio.run(prefix(server.url))
     report(
-        case="repeated prefix", first_s=round(cold, 3), again_s=round(warm, 3), share=round(warm / cold, 3)
+        case="repeated prefix",
+        server=server.name,
+        first_s=round(cold, 3),
+        again_s=round(warm, 3),
+        share=round(warm / cold, 3),
     )
-    compare(server, list(KINDS), NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS)
 
 
 def main() -> None:
@@ -84,7 +89,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="turns of each server")
     parser.add_argument("--ctx", type=int, default=CONTEXT, help="context of one client")
     parser.add_argument("--threads", type=int, help="of both; default: as many as Isthmus takes")
-    parser.add_argument("--only-clients", action="store_true")
+    parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=EXTRAS, help="default: all")
     parser.add_argument("--llama-server", type=Path)
     args = parser.parse_args()
     path, threads, parallel = resolve_model(args.model), args.threads, max(args.clients)
@@ -93,22 +98,24 @@ def main() -> None:
         given = ["--threads", str(threads)] if threads else []
         with isthmus(args.model, "--ctx", str(args.ctx), "--parallel", str(parallel), *given) as server:
             threads = threads or _threads(server)
-            ours = run_cases(server, args)
-            if turn == 0 and not args.only_clients:
-                extras(server)
+            ours = run_cases(server, args, turn)
+            if turn == 0 and "neighbour" in args.extras:
+                compare(server, list(KINDS), NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS)
         if args.llama_server:
             with llama_server(args.llama_server, path, threads, parallel, args.ctx) as server:
-                pairs += zip(ours, run_cases(server, args), strict=True)
+                pairs += zip(ours, run_cases(server, args, turn), strict=True)
     for num_clients in args.clients if pairs else ():
         report(clients=num_clients, **ratios([pair for pair in pairs if pair[0]["clients"] == num_clients]))
 
 
-def run_cases(server: Server, args: argparse.Namespace) -> list[Case]:
+def run_cases(server: Server, args: argparse.Namespace, turn: int) -> list[Case]:
     asyncio.run(crowd(server.url, 1, 1, 4, first=0))  # pages and caches as in use
     cases, first = [], 1
     for num_clients in args.clients:
         cases.append(measure(server, num_clients, args.rounds, args.tokens, first))
         first += num_clients * args.rounds
+    if turn == 0 and "prefix" in args.extras:
+        measure_prefix(server)
     return cases
 
 
