@@ -5,7 +5,7 @@
 Each client asks for one of --prompts things, streamed or whole, and leaves at random before, in or after the
 answer. An answer that was read to its end is compared with the one that the same prompt gave alone, bit for
 bit: the server runs with --exact-batching. Clients beyond the queue must get 503 and Retry-After. One JSON
-line every ten seconds, one at the end; exit code 1 for a wrong answer, for memory of server or engine that
+line every ten seconds, one for what is wrong when it happens, one at the end; exit code 1 for a wrong answer, for memory of server or engine that
 grew by more than 1 % since a tenth of the time, or for blocks that stay taken.
 """
 
@@ -68,7 +68,7 @@ class Soak:
             except TimeoutError:
                 self.counts["left"] += 1
             except httpx.TransportError as error:
-                self.wrong.append(f"transport: {error!r}")
+                self._is_wrong(f"transport: {error!r}")
 
     async def _ask(self, http: httpx.AsyncClient, number: int, *, stream: bool) -> None:
         body: dict[str, Any] = {
@@ -83,11 +83,15 @@ class Soak:
             self.counts["told to wait"] += 1
             await asyncio.sleep(random.random())
         elif answer.status_code != 200:
-            self.wrong.append(f"{answer.status_code} {data[:200]!r}")
+            self._is_wrong(f"{answer.status_code} {data[:200]!r}")
         elif (text := text_of(data, stream=stream)) != self._alone[number]:
-            self.wrong.append(f"prompt {number}: {text!r} instead of {self._alone[number]!r}")
+            self._is_wrong(f"prompt {number}: {text!r} instead of {self._alone[number]!r}")
         else:
             self.counts["right"] += 1
+
+    def _is_wrong(self, what: str) -> None:
+        self.wrong.append(what)
+        report(wrong=what)
 
     def verdict(self) -> list[str]:
         """What is wrong at the end."""
