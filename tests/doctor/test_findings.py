@@ -28,6 +28,8 @@ MACHINE = Machine(
 CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 SOUND = {
     "proc/cpuinfo": "model name : A CPU\nflags : fpu avx2 avx512f avx512_vnni",
+    "sys/devices/system/cpu/online": "0-31",
+    "proc/loadavg": "0.52 0.58 0.59 1/467 12345",
     "proc/meminfo": f"MemTotal: {64 << 20} kB\nSwapTotal: {8 << 20} kB\nSwapFree: {8 << 20} kB",
     "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
     f"{CPUFREQ}/scaling_governor": "performance",
@@ -50,7 +52,7 @@ def drawn(tmp_path: Path) -> Callable[..., System]:
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text + "\n")
-        kept = {"run": nothing, "limit": lambda kind: resource.RLIM_INFINITY} | seams
+        kept = {"run": nothing, "limit": lambda kind: resource.RLIM_INFINITY, "environ": {}} | seams
         return System(tmp_path, **kept)  # type: ignore[arg-type]
 
     return draw
@@ -76,7 +78,22 @@ def test_a_sound_machine_gets_neither_advice_nor_problems(drawn: Callable[..., S
             "governor powersave .* -> sudo cpupower frequency-set -g performance",
         ),
         ({f"{CPUFREQ}/scaling_max_freq": "2000000"}, "limited to 2.0 GHz of 5.0 -> .* -u 5000MHz"),
-        ({"sys/devices/system/cpu/intel_pstate/no_turbo": "1"}, "turbo is off -> echo 0 | sudo tee"),
+        ({"sys/devices/system/cpu/intel_pstate/no_turbo": "1"}, r"turbo is off -> echo 0 \| sudo tee"),
+        ({"sys/devices/system/cpu/cpufreq/boost": "0"}, r"turbo is off -> echo 1 \| sudo tee"),
+        ({"sys/devices/system/cpu/online": "0-31,64-95"}, "leaves 32 of 64 threads to this process -> "),
+        ({"proc/loadavg": "17.30 9.00 4.00 3/467 12345"}, "17.30 processes wanted a cpu .*, of 32"),
+        (
+            {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "350000 100000"},
+            "grants the time of 3.5 cpus.* -> raise the container's limit",
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/a",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "200000",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+            },
+            "grants the time of 2.0 cpus",
+        ),
         (
             {"proc/cpuinfo": "flags : avx2 avx512_vnni amx_tile amx_bf16 amx_int8"},
             "has AMX, but the kernel does not let it be used -> Linux 5.16",
@@ -179,21 +196,45 @@ def test_nodes_within_a_socket_and_pages_that_the_kernel_moves(drawn: Callable[.
     assert said(iter(findings), "advice")[0].endswith("-> sudo sysctl kernel.numa_balancing=0")
 
 
+def test_an_instruction_set_that_the_environment_takes_away_is_told(drawn: Callable[..., System]) -> None:
+    found = said(check_cpu(drawn(environ={"ISTHMUS_ISA": "avx2"}), MACHINE), "advice")
+    assert found == ["ISTHMUS_ISA says avx2: avx512 is faster -> unset ISTHMUS_ISA"]
+
+
+@pytest.mark.parametrize("text", ["max 100000", "", "100000", "x 0"])
+def test_a_quota_that_is_none_is_no_finding(drawn: Callable[..., System], text: str) -> None:
+    system = drawn({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": text})
+    assert not said(check_cpu(system, MACHINE), "advice")
+
+
 def test_huge_pages_that_are_off_and_those_a_model_would_need(drawn: Callable[..., System]) -> None:
     system = drawn({"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"})
     findings = list(check_pages(system, 404 * 10**9))
     assert findings[0].level == "advice"
     assert findings[0].fix == "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     # 404 GB over 2 MiB, rounded up.
-    assert findings[1].fix == "sudo sysctl vm.nr_hugepages=192643"
+    assert "all weights of this model are 192643 of 2 MB" in findings[1].text
+    assert not findings[1].fix
+
+
+def test_free_memory_in_pieces_is_told_with_what_joins_them(drawn: Callable[..., System]) -> None:
+    """3 pieces of 2 MB and 2 of 4 MB in one node, 1 of 4 MB in the other: 9 of 2 MB."""
+    zones = ["Node 0, zone Normal 9 8 7 6 5 4 3 2 1 3 2", "Node 1, zone Normal 5 5 5 5 5 5 5 5 5 0 1"]
+    system = drawn({"proc/buddyinfo": "\n".join(zones)})
+    enough, few = (list(check_pages(system, pages * 2 << 20))[-1] for pages in (9, 10))
+    assert not enough.fix
+    assert "of which 9 are in one piece now" in few.text
+    assert few.fix == "sudo sysctl vm.drop_caches=1 vm.compact_memory=1"
 
 
 def test_a_pool_that_nobody_uses_is_memory_lost(drawn: Callable[..., System]) -> None:
-    pool = "sys/kernel/mm/hugepages/hugepages-2048kB"
-    found = said(
-        check_pages(drawn({f"{pool}/nr_hugepages": "5000", f"{pool}/free_hugepages": "5000"}), 0), "advice"
-    )
+    pools = [f"sys/kernel/mm/hugepages/hugepages-{kb}kB" for kb in (2048, 1048576)]
+    changes = {f"{pools[0]}/nr_hugepages": "5000", f"{pools[0]}/free_hugepages": "5000"}
+    changes |= {f"{pools[1]}/nr_hugepages": "4", f"{pools[1]}/free_hugepages": "3"}
+    found = said(check_pages(drawn(changes), 0), "advice")
     assert "5000 explicit pages of 2 MB are reserved (9.8 GiB), 5000 free" in found[0]
+    assert "4 explicit pages of 1 GB are reserved (4.0 GiB), 3 free" in found[1]
+    assert found[1].endswith(f"-> echo 0 | sudo tee /{pools[1]}/nr_hugepages")
 
 
 CARD = Gpu(0, "RTX 4090", 24 * GIB, 23 * GIB, "8.9", driver="570.86.10")

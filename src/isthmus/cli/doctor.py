@@ -80,7 +80,10 @@ def lines(findings: list[Finding]) -> Iterator[str]:
         if finding.fix:
             yield f"{'':7}  {'':{width}}    -> {finding.fix}"
     count = {level: sum(f.level == level for f in findings) for level in ("problem", "advice")}
-    yield f"{count['problem']} problems, {count['advice']} pieces of advice"
+    yield (
+        f"{count['problem']} problem{'s' * (count['problem'] != 1)}, "
+        f"{count['advice']} piece{'s' * (count['advice'] != 1)} of advice"
+    )
 
 
 def _read_gb_s(threads: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from isthmus.doctor.finding import Finding, System
 from isthmus.placement.machine import Machine
@@ -10,22 +11,82 @@ from isthmus.placement.machine import Machine
 _CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 # Share of time that a hypervisor took from this machine's CPUs, from which it matters.
 _STOLEN = 0.02
+# Processes that want a cpu, of those there are, from which figures suffer.
+_BUSY = 0.5
 # Instruction set of our kernels -> the CPU flags that it needs beyond AVX2.
 _FLAGS = {"amx": {"amx_tile", "amx_bf16", "amx_int8"}, "avx512": {"avx512_vnni"}, "avx2vnni": {"avx_vnni"}}
 
 
 def check_cpu(system: System, machine: Machine) -> Iterator[Finding]:
-    smt = machine.threads > machine.cores
     threads = f"{machine.threads} threads" if machine.threads else "threads not known"
+    smt = "SMT: one thread a core is used" if machine.threads > machine.cores else "no SMT"
     yield Finding(
         "cpu",
         "ok",
-        f"{machine.cpu or 'model not known'}: {machine.cores} cores that may be used, {threads}"
-        f"{', SMT: one thread a core is used' if smt else ''}",
+        f"{machine.cpu or 'model not known'}: {machine.cores} cores that may be used, {threads}, {smt}",
     )
+    yield from _held_back(system, machine)
     yield from _instruction_sets(system, machine)
     yield from _frequency(system)
     yield from check_virtual(system, machine)
+
+
+def _held_back(system: System, machine: Machine) -> Iterator[Finding]:
+    """What keeps this process from cpus that are there: an affinity, a quota, other work."""
+    online = _count_of(system.text("sys/devices/system/cpu/online"))
+    if machine.threads and online > machine.threads:
+        yield Finding(
+            "cpu",
+            "advice",
+            f"an affinity or cpuset leaves {machine.threads} of {online} threads to this process",
+            "taskset, systemd's AllowedCPUs or docker's --cpuset-cpus set it: start without",
+        )
+    quota = _quota(system)
+    if quota and quota < machine.threads:
+        yield Finding(
+            "cpu",
+            "advice",
+            f"a cgroup grants the time of {quota:.1f} cpus: no more threads than that are used",
+            "raise the container's limit (docker run --cpus, systemd CPUQuota)",
+        )
+    load = system.text("proc/loadavg").partition(" ")[0]
+    if load.replace(".", "", 1).isdigit() and online and float(load) > _BUSY * online:
+        yield Finding(
+            "cpu",
+            "advice",
+            f"{load} processes wanted a cpu in the last minute, of {online}: figures below are lower for it",
+            "end other work (top), then look again",
+        )
+
+
+def _count_of(cpus: str) -> int:
+    """`0-3,8` -> 5; 0 for what is no list of cpus."""
+    count = 0
+    for words in cpus.split(","):
+        first, _, last = words.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            return 0
+        count += int(last or first) - int(first) + 1
+    return count
+
+
+def _quota(system: System) -> float:
+    """Cpus' worth of time that the cgroup and those above it grant; 0 for no limit."""
+    granted = []
+    for line in system.text("proc/self/cgroup").splitlines():
+        _, controllers, path = (line + "::").split(":")[:3]
+        inner = Path(path.lstrip("/"))
+        for folder in (inner, *inner.parents) if ".." not in inner.parts else ():
+            if controllers == "":
+                words = system.text(f"sys/fs/cgroup/{folder}/cpu.max").split()
+            elif "cpu" in controllers.split(","):
+                files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                words = [system.text(f"sys/fs/cgroup/cpu/{folder}/{file}") for file in files]
+            else:
+                break
+            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+                granted.append(int(words[0]) / int(words[1]))
+    return min(granted, default=0.0)
 
 
 def _instruction_sets(system: System, machine: Machine) -> Iterator[Finding]:
@@ -40,6 +101,8 @@ def _instruction_sets(system: System, machine: Machine) -> Iterator[Finding]:
         )
         return
     yield Finding("isa", "ok", f"kernels run with {best} (of {', '.join(machine.isa)})")
+    if (wanted := system.environ.get("ISTHMUS_ISA", best)) not in ("", best):
+        yield Finding("isa", "advice", f"ISTHMUS_ISA says {wanted}: {best} is faster", "unset ISTHMUS_ISA")
     if _FLAGS["amx"] <= flags and best != "amx":
         yield Finding(
             "isa",
@@ -75,13 +138,10 @@ def _frequency(system: System) -> Iterator[Finding]:
             f"limited to {limit / 1e6:.1f} GHz of {most / 1e6:.1f}",
             f"sudo cpupower frequency-set -u {most // 1000}MHz",
         )
-    if system.text("sys/devices/system/cpu/intel_pstate/no_turbo") == "1":
-        yield Finding(
-            "frequency",
-            "advice",
-            "turbo is off",
-            "echo 0 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo",
-        )
+    for switch, off, on in (("intel_pstate/no_turbo", "1", "0"), ("cpufreq/boost", "0", "1")):
+        if system.text(f"sys/devices/system/cpu/{switch}") == off:
+            fix = f"echo {on} | sudo tee /sys/devices/system/cpu/{switch}"
+            yield Finding("frequency", "advice", "turbo is off", fix)
 
 
 def check_virtual(system: System, machine: Machine) -> Iterator[Finding]:

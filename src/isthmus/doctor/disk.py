@@ -23,7 +23,8 @@ def check_disk(file: Path | None, rate: float | None) -> Iterator[Finding]:
             "disk", "ok", "no model to read; name one to measure its folder", "isthmus doctor MODEL"
         )
     elif rate is None:
-        yield Finding("disk", "ok", f"{file.parent}: no reads past the page cache here, not measured")
+        why = "--no-measure, or a file system without reads past the page cache"
+        yield Finding("disk", "ok", f"{file.parent} was not measured ({why})")
     elif rate < _SLOW_GB_S:
         yield Finding(
             "disk",

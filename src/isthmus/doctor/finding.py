@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -35,11 +36,13 @@ def run_command(command: list[str]) -> str:
 
 @dataclass(frozen=True)
 class System:
-    """root: below which /proc and /sys are; run: a command's output; limit: of a resource, -1 for none."""
+    """root: below which /proc and /sys are; run: a command's output; limit: of a resource, -1 for none;
+    environ: the process's."""
 
     root: Path = Path("/")
     run: Callable[[list[str]], str] = run_command
     limit: Callable[[int], int] = lambda kind: resource.getrlimit(kind)[0]
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def text(self, path: str) -> str:
         """Of a file below the root; empty if there is none, or none that may be read."""

@@ -166,7 +166,8 @@ def _limits(system: System, machine: Machine) -> Iterator[Finding]:
         )
         yield Finding("swap", "advice", text, "end other programs, or: sudo sysctl vm.swappiness=10")
     else:
-        yield Finding("swap", "ok", f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB in use")
+        used = f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB in use" if total else "none"
+        yield Finding("swap", "ok", used)
 
 
 def _meminfo(system: System, name: str) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from isthmus.doctor.finding import GIB, Finding, System
 
 _THP = "sys/kernel/mm/transparent_hugepage/enabled"
-_POOL = "sys/kernel/mm/hugepages/hugepages-2048kB"
 PAGE_BYTES = 2 << 20
 
 
@@ -21,21 +20,39 @@ def check_pages(system: System, model_bytes: int) -> Iterator[Finding]:
         why = f"transparent: {mode}" if mode else "this kernel has no transparent ones"
         fix = f"echo madvise | sudo tee /{_THP}" if mode else "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE"
         yield Finding("huge pages", "advice", f"{why}: reading weights in small pages is slower", fix)
-    reserved = system.number(f"{_POOL}/nr_hugepages") or 0
-    free = system.number(f"{_POOL}/free_hugepages") or 0
-    if reserved:
-        size = f"{reserved * PAGE_BYTES / GIB:.1f} GiB"
-        held = f"{reserved} explicit pages of 2 MB are reserved ({size}), {free} free"
-        unused = free * PAGE_BYTES > GIB and not model_bytes
-        text = f"{held}: memory that nothing else can use" if unused else held
-        yield Finding(
-            "huge pages", "advice" if unused else "ok", text, "sudo sysctl vm.nr_hugepages=0" * unused
-        )
+    yield from _pools(system)
     if model_bytes:
-        pages = -(-model_bytes // PAGE_BYTES)
-        yield Finding(
-            "huge pages",
-            "ok",
-            f"all weights of this model in explicit pages would be {pages} of 2 MB",
-            f"sudo sysctl vm.nr_hugepages={pages}" * (reserved < pages),
-        )
+        yield _needed(-(-model_bytes // PAGE_BYTES), _whole_pieces(system))
+
+
+def _pools(system: System) -> Iterator[Finding]:
+    """Explicit pages. Weights use none: to touch one beyond a container's limit of them ends the process."""
+    for name, size in (("2 MB", PAGE_BYTES), ("1 GB", GIB)):
+        pool = f"sys/kernel/mm/hugepages/hugepages-{size >> 10}kB"
+        reserved, free = (system.number(f"{pool}/{what}_hugepages") or 0 for what in ("nr", "free"))
+        if not reserved:
+            continue
+        size_gib = f"{reserved * size / GIB:.1f} GiB"
+        held = f"{reserved} explicit pages of {name} are reserved ({size_gib}), {free} free"
+        unused = free * size > GIB
+        text = f"{held}: memory that neither Isthmus nor others' usual memory can take" if unused else held
+        clear = f"echo 0 | sudo tee /{pool}/nr_hugepages"
+        yield Finding("huge pages", "advice" if unused else "ok", text, clear * unused)
+
+
+def _needed(pages: int, whole: int | None) -> Finding:
+    text = f"all weights of this model are {pages} of 2 MB, taken from free memory as they are loaded"
+    if whole is None or whole >= pages:
+        return Finding("huge pages", "ok", text)
+    text += f", of which {whole} are in one piece now; the kernel makes more while it loads, and slower"
+    return Finding("huge pages", "ok", text, "sudo sysctl vm.drop_caches=1 vm.compact_memory=1")
+
+
+def _whole_pieces(system: System) -> int | None:
+    """Free pieces of 2 MB, by /proc/buddyinfo: of each zone, blocks of 2^0, 2^1 .. pages of 4 KB."""
+    order, found = 9, None
+    for line in system.text("proc/buddyinfo").splitlines():
+        counts = line.split()[4:]  # Node 0, zone Normal ..
+        if all(count.isdigit() for count in counts):
+            found = (found or 0) + sum(int(n) << i for i, n in enumerate(counts[order:]))
+    return found
