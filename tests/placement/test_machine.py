@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.config import ISA_NAMES
 from isthmus.errors import UsageError
 from isthmus.placement.machine import Machine
 from isthmus.placement.nvidia import Gpu
@@ -120,7 +121,9 @@ def test_a_machine_from_json_leaves_open_what_the_file_does() -> None:
         cores=st.integers(1, 256),
         total_bytes=st.just(64 * GIB),
         available_bytes=st.integers(0, 64 * GIB),
-        isa=st.lists(st.sampled_from(["scalar", "avx2", "amx"]), unique=True).map(tuple),
+        isa=st.lists(st.sampled_from(["scalar", "avx2", "amx"]), unique=True).map(
+            lambda names: tuple(sorted(names, key=ISA_NAMES.index))
+        ),
         read_gb_s=st.floats(0, 1e3),
         cpu=st.text(max_size=20),
         gpus=st.lists(
@@ -155,6 +158,7 @@ def test_a_machine_survives_json(machine: Machine) -> None:
         ({"total_bytes": 1 << 60}, "m.json: total_bytes must be from 1 to"),
         ({"available_bytes": "513GiB"}, "available_bytes is more than total_bytes"),
         ({"isa": "amx"}, "m.json: isa must be a list, got 'amx'"),
+        ({"isa": ["avx2", "sse9"]}, "m.json: isa must be one of scalar, avx2, .*, got 'sse9'"),
         ({"gpus": {}}, "m.json: gpus must be a list, got {}"),
         ({"gpus": [3]}, r"m.json: gpus\[0\] must be an object, got 3"),
         ({"gpus": [CARD, CARD]}, "gpus must have the indices 0, 1"),
@@ -174,6 +178,10 @@ def test_a_machine_survives_json(machine: Machine) -> None:
 def test_a_malformed_machine_file_is_an_error_that_names_the_key(change: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Machine.from_json(json.dumps(FILE | change), source="m.json")
+
+
+def test_instruction_sets_may_be_named_in_any_order() -> None:
+    assert Machine.from_json(json.dumps(FILE | {"isa": ["amx", "avx2"]})).isa == ("avx2", "amx")
 
 
 @pytest.mark.parametrize(

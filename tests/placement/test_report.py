@@ -135,6 +135,25 @@ def test_without_a_gpu_one_is_suggested_and_the_cpu_is_planned() -> None:
     assert any(change.what.startswith("a GPU") for change in made.changes)
 
 
+def test_what_only_hybrid_takes_is_told_where_there_is_none() -> None:
+    machine = described_machine(ram="64GB", ram_bandwidth="80GB/s", cores=8, isa="avx2", gpu="none")
+    chosen = RunOptions(expert_cache=1 << 30, defer_experts=2)
+    made = make_report("m", machine, open_headers("qwen3-30b-a3b"), chosen)
+    said = "--expert-cache, --defer-experts is for strategy hybrid, which cannot be had here"
+    assert f"note: {said}" in list(report_lines(made))
+    assert made.as_data()["unused"] == said
+    assert not make_report("m", SERVER, open_headers("qwen3-30b-a3b"), chosen).unused
+
+
+def test_a_quantisation_whose_experts_no_card_takes_is_compared_without_the_cache() -> None:
+    chosen = RunOptions(expert_cache=1 << 30)
+    made = make_report("m", SERVER, open_headers("qwen3-30b-a3b"), chosen, ["iq2_xxs"])
+    (fit,) = made.compared
+    assert fit.plan is not None
+    assert fit.plan.estimate is not None
+    assert not fit.plan.estimate.assumed
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(671.03e9, "671 B"), (1.0264e12, "1,026 B"), (3.3e9, "3.3 B"), (900, "900")]
 )

@@ -15,7 +15,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from isthmus.config import MAX_BYTES, MAX_DEVICES, parse_bytes
+from isthmus.config import ISA_NAMES, MAX_BYTES, MAX_DEVICES, check_choice, parse_bytes
 from isthmus.errors import UsageError
 from isthmus.placement.memory import memory_bytes, read_text
 from isthmus.placement.nvidia import Gpu, detect_gpus
@@ -119,7 +119,9 @@ def _value(kind: Any, key: str, value: Any, source: str, path: str) -> Any:
     if key == "gpus" and isinstance(value, list):
         return tuple(_checked(Gpu, item, source, f"{path}[{i}]") for i, item in enumerate(value))
     if key == "isa" and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
+        for name in value:
+            check_choice(f"{source}: {path}", name, ISA_NAMES)
+        return tuple(name for name in ISA_NAMES if name in value)
     if key.endswith("_bytes") and isinstance(value, str):
         return parse_bytes(f"{source}: {path}", value)
     if kind == "str" and isinstance(value, str) and len(value) <= _MAX_TEXT:

@@ -24,6 +24,8 @@ from isthmus.weights.source import WeightSource
 _WORTH_IT, _NAMED = 1.05, 5
 # The card that a machine without one is imagined with, and the chunk that lets experts see more rows.
 _COMMON_CARD, _LARGE_CHUNK = "rtx4090", 2048
+# Options about experts that a device shares with the CPU, as they are where nothing was asked.
+_OF_HYBRID = {"profile": None, "expert_cache": None, "overlap": False, "defer_experts": 0}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Report:
     instead: Fit | None
     compared: tuple[Fit, ...]
     cannot_run: str = ""  # why, of an architecture that can only be planned
+    unused: str = ""  # what was asked of hybrid, where that cannot be had
 
     @property
     def best(self) -> Plan | None:
@@ -66,6 +69,7 @@ class Report:
             "model": asdict(self.model),
             "machine": asdict(self.machine),
             "cannot_run": self.cannot_run,
+            "unused": self.unused,
             "best": self.best.strategy if self.best else None,
             "strategies": {name: _plan_data(made) for name, made in self.plans.items()},
             "changes": [asdict(change) for change in self.changes],
@@ -88,7 +92,14 @@ def make_report(
         changes=tuple(what_would_help(machine, source, options, made, parts)) if made else (),
         instead=None if made else largest_that_fits(machine, source, options),
         compared=tuple(fits(machine, source, options, quant) for quant in compare),
+        unused="" if isinstance(plans["hybrid"], Plan) else _unused(options),
     )
+
+
+def _unused(options: RunOptions) -> str:
+    names = [name for name in _OF_HYBRID if getattr(options, name)]
+    shown = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+    return f"{shown} is for strategy hybrid, which cannot be had here" if names else ""
 
 
 def _plan_data(made: Plan | str) -> dict[str, Any]:
@@ -229,7 +240,7 @@ def _profile(options: RunOptions) -> Profile | None:
 def _with_strategy(options: RunOptions, name: str) -> RunOptions:
     """Without what the strategy would refuse, since it does not heed it."""
     if name != "hybrid":
-        options = replace(options, profile=None, expert_cache=None, overlap=False, defer_experts=0)
+        options = replace(options, **_OF_HYBRID)  # type: ignore[arg-type]
     gpu_memory = None if name == "cpu" else options.gpu_memory
     kv_ram = options.kv_ram if name != "cpu" else None
     chosen = replace(options, device=None, gpu_memory=gpu_memory, kv_ram=kv_ram)

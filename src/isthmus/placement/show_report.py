@@ -24,6 +24,8 @@ def report_lines(report: Report) -> Iterator[str]:
     yield from model_lines(report.model)
     if report.cannot_run:
         yield f"note: {report.cannot_run}"
+    if report.unused:
+        yield f"note: {report.unused}"
     yield ""
     yield machine_line(report.machine)
     yield from strategy_lines(report.plans, report.best, report.model.context_tokens)
