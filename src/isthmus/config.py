@@ -58,9 +58,9 @@ DEFAULT_PARALLEL = 8
 # 128, which take seconds at the least to be computed.
 KV_DISK_QUEUE_BYTES = 256 << 20
 
-# Texts of so many characters are long: they are rendered and tokenised apart from others, in threads and
-# processes of a lower priority (nice), so that neither short texts nor the engine's threads wait for them.
-# So many characters are rendered and tokenised in about 0.1 s.
+# Texts of so many characters are long: they are rendered and tokenised apart from others, in a process that
+# has what others leave of the cores, so that neither short texts nor the engine's threads wait for them. So
+# many characters are rendered and tokenised in about 0.1 s.
 LONG_TEXT_CHARACTERS = 1 << 16
 LOW_PRIORITY_NICE = 10
 

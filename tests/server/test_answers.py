@@ -85,7 +85,8 @@ class Model:
 
     def answering(self, prompt_end: str = "", **fields: Any) -> Answering:
         chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]} | fields)
-        return asyncio.run(self.answers.of(chat, [Segment(prompt_end, True)]))
+        inside = self.answers.dialect.begins_inside([Segment(prompt_end, True)])
+        return asyncio.run(self.answers.of(chat, inside=inside))
 
     def write(self, answering: Answering, seed: int, max_tokens: int = 300) -> list[Event] | None:
         """The events of a random answer; None if it did not end in time."""

@@ -1,12 +1,11 @@
 """Text that no one writes and everyone is sent: surrogates, NUL, megabytes of one letter."""
 
-import os
 import threading
 import time
 
 import pytest
 
-from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
+from isthmus.config import LONG_TEXT_CHARACTERS
 from isthmus.errors import ContextLengthError, UsageError
 from isthmus.tokenizer import Segment, Tokenizer
 
@@ -63,16 +62,6 @@ def test_others_have_the_interpreter_while_a_text_is_encoded(text: str, smollm: 
         time.sleep(0.001)
     thread.join()
     assert turns > 5  # one or two, if the lock is held for the 50 ms or more that encoding takes
-
-
-def test_long_texts_are_encoded_at_a_lower_priority(smollm: Tokenizer) -> None:
-    """The thread is named by its work: whoever asks keeps the priority that it has."""
-    smollm.encode(_LONG, add_special=False, parse_special=False)
-    low = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("low")]
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in low if thread} == {
-        min(own + LOW_PRIORITY_NICE, 19)
-    }
 
 
 @pytest.mark.parametrize("most", [0, 1, 4, 5, 6, 100])

@@ -10,7 +10,6 @@ from datetime import date
 
 import pytest
 
-from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import TemplateError, UsageError
 from isthmus.tokenizer import ChatTemplate
 from isthmus.tokenizer.template_process import Limits, TemplateProcess
@@ -145,21 +144,12 @@ def test_megabytes_pass_through_both_pipes(process: TemplateProcess) -> None:
     assert process.ask(request) == {"text": text}
 
 
-def test_a_long_text_has_a_helper_of_its_own_and_of_lower_priority() -> None:
-    chat = ChatTemplate("{{ messages[0].content }}", {})
-    for text in ("x" * (LONG_TEXT_CHARACTERS // 2), "x" * LONG_TEXT_CHARACTERS):
-        assert chat.render([{"role": "user", "content": text}])[0].text == text
-    short, long = chat._process.pid, chat._process_of_long.pid
-    assert short is not None
-    assert long is not None
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, short) == own
-    assert os.getpriority(os.PRIO_PROCESS, long) == min(own + LOW_PRIORITY_NICE, 19)
-    # In a session of its own a process has a share of the cores that its nice does not touch.
-    assert os.getsid(long) == os.getsid(0)
-    assert os.getpgid(long) != os.getpgid(0)
-    chat.close()
-    assert not _alive(long)
+def test_the_helper_is_in_our_session_and_not_in_our_group(process: TemplateProcess) -> None:
+    """In a session of its own it would have a share of the cores that its priority does not touch."""
+    process.ask(_request("a"))
+    assert process.pid is not None
+    assert os.getsid(process.pid) == os.getsid(0)
+    assert os.getpgid(process.pid) != os.getpgid(0)
 
 
 @pytest.mark.parametrize("value", [2**70, -(2**70), 1e300, "\ud83d"])

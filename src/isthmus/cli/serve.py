@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from isthmus.engine.request import ModelInfo
-    from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 
 @options.with_run_options(parallel=DEFAULT_PARALLEL)
@@ -65,6 +64,8 @@ def serve(
     from isthmus.server.app import create_app
     from isthmus.server.options import ServerOptions
     from isthmus.server.run import Runner, base_url, listen
+    from isthmus.server.text_process import Begin, LongTexts
+    from isthmus.tokenizer.from_file import open_texts
 
     options.configure_logging(debug)
     logging.getLogger("isthmus.server").setLevel(logging.INFO)  # a line for each request
@@ -79,14 +80,15 @@ def serve(
         progress = while_loading.enter_context(bar(model))
         path = resolve_model(model, progress=progress)
         names = tuple(dict.fromkeys([*(alias or ()), _default_name(model, path)]))
-        tokenizer, template = _text_side(path)
+        tokenizer, template = open_texts(path)  # its header alone is read
+        long_texts = LongTexts(Begin(str(path), server_options.parsers, names, only_idle=True))
 
         def on_progress(done_bytes: int, total_bytes: int) -> None:
             progress(done_bytes, total_bytes)
             app.state.service.loaded_bytes = (done_bytes, total_bytes)
 
         engine = EngineProcess(path, checked, on_progress=on_progress)
-        app = create_app(engine, tokenizer, template, names, server_options)
+        app = create_app(engine, tokenizer, template, names, server_options, long_texts=long_texts)
 
         def loaded(info: ModelInfo | None) -> None:
             while_loading.close()
@@ -110,18 +112,6 @@ def ready_text(info: ModelInfo, name: str, url: str, *, with_key: bool) -> str:
         f'    answer = client.chat.completions.create(model="{name}", messages=messages)\n'
         "    print(answer.choices[0].message.content)\n"
     )
-
-
-def _text_side(path: Path) -> tuple[Tokenizer, ChatTemplate]:
-    """What the HTTP process needs of the file: its header alone is read."""
-    from contextlib import closing
-
-    from isthmus.tokenizer import ChatTemplate, Tokenizer
-    from isthmus.weights.source import open_weights
-
-    with closing(open_weights(path)) as source:
-        tokenizer = Tokenizer.from_gguf(source.metadata)
-    return tokenizer, ChatTemplate.for_tokenizer(tokenizer)
 
 
 def _default_name(model: str, path: Path) -> str:

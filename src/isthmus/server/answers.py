@@ -32,7 +32,7 @@ from isthmus.server.thought_grammar import final, thoughts
 
 if TYPE_CHECKING:
     from isthmus.engine.grammar import GrammarCompiler
-    from isthmus.tokenizer import Segment, Tokenizer
+    from isthmus.tokenizer import Tokenizer
 
 # The worst that llguidance's own limits let through took 6 s; then others wait for the thread no longer.
 _PATIENCE_S = 10.0
@@ -71,10 +71,13 @@ class Answers:
     def close(self) -> None:
         self._thread.close()
 
-    async def of(self, chat: ChatRequest, prompt: Sequence[Segment]) -> Answering:
-        """ApiError 400 for a schema or grammar that cannot be held, with its `param`."""
+    async def of(self, chat: ChatRequest, *, inside: bool) -> Answering:
+        """inside: the prompt has opened a block of thoughts that the answer goes on with.
+
+        ApiError 400 for a schema or grammar that cannot be held, with its `param`.
+        """
         functions = {tool.function.name: tool.function.schema_of_arguments for tool in chat.callable_tools}
-        answering = Answering(self.dialect, functions or None, self.dialect.begins_inside(prompt))
+        answering = Answering(self.dialect, functions or None, inside)
         param = chat.held
         if param is None:
             return answering

@@ -18,6 +18,7 @@ from isthmus.server.routes import ROUTES
 from isthmus.server.service import Service
 
 if TYPE_CHECKING:
+    from isthmus.server.text_process import LongTexts
     from isthmus.tokenizer import ChatTemplate, Tokenizer
 
 
@@ -27,9 +28,14 @@ def create_app(
     template: ChatTemplate,
     names: tuple[str, ...],
     options: ServerOptions,
+    *,
+    long_texts: LongTexts | None = None,
 ) -> FastAPI:
-    """The server for one model, called by any of `names`. The engine starts and ends with the application."""
-    service = Service(engine, tokenizer, template, names, options)
+    """The server for one model, called by any of `names`. The engine starts and ends with the application.
+
+    long_texts: where long ones are worked on; None: in a thread.
+    """
+    service = Service(engine, tokenizer, template, names, options, long_texts)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:

@@ -51,6 +51,11 @@ async def read_model(
 
 async def read_fields(request: Request, options: ServerOptions, *, typed: bool = True) -> dict[str, Any]:
     """The body as a JSON object that nobody has looked into yet; `typed`: it must say that it is JSON."""
+    return parsed(await read_body(request, options, typed=typed))
+
+
+async def read_body(request: Request, options: ServerOptions, *, typed: bool = True) -> bytes:
+    """The body, which has not been looked into. ApiError 408, 413 or 415; ClientGone."""
     _check_type(request, typed)
     try:
         async with asyncio.timeout(options.body_timeout_s):
@@ -61,7 +66,7 @@ async def read_fields(request: Request, options: ServerOptions, *, typed: bool =
     except ClientDisconnect:
         raise ClientGone from None
     body_bytes.set(len(body))
-    return _parse(body)
+    return body
 
 
 def validated(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
@@ -115,7 +120,8 @@ def _check_amount(body: bytes) -> None:
         raise ApiError(400, message, code="too_many_values")
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parsed(body: bytes) -> dict[str, Any]:
+    """ApiError 400 for what is no JSON object, or too much of one."""
     _check_amount(body)
     try:
         fields = pydantic_core.from_json(body, allow_inf_nan=False)

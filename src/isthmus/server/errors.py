@@ -92,6 +92,11 @@ def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})
 
 
+def model_not_found(name: str, served: str) -> ApiError:
+    message = f"the model {name[:100]!r} is not served here; this server has {served!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
 def internal_error() -> ApiError:
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")
 

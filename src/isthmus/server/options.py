@@ -16,7 +16,7 @@ class ServerOptions:
     port: int = 8080  # 0: any free one
     api_key: str | None = None
     insecure: bool = False  # allows an address that others can reach without a key
-    max_queue: int = 32  # requests waiting beside those that run; more get 503 and Retry-After
+    max_queue: int = 32  # requests waiting beside those that run, texts beside those in work; more get 503
     max_model_len: int | None = None  # tokens of prompt and answer of one request; None: the engine's context
     cors_origins: tuple[str, ...] = ()  # pages that may call this server from a browser
     tls_cert: str | None = None  # files of the certificate (chain) and its key, PEM
@@ -49,6 +49,11 @@ class ServerOptions:
                 f"{self.host} can be reached from other machines: give --api-key KEY, or --insecure to let "
                 "everybody who reaches this port use the model"
             )
+
+    @property
+    def parsers(self) -> tuple[str, str]:
+        """Of tool calls and of thoughts."""
+        return self.tool_parser, self.reasoning_parser
 
     @property
     def scheme(self) -> str:

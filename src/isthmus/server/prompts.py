@@ -1,12 +1,12 @@
 """From what a request says to the token ids the engine gets, within the context it may use.
 
-All of it is slow for long texts and so is called in threads (`Service.in_thread`). What cannot fit is
-refused, with the numbers; nothing is cut.
+All of it is slow for long texts and so is called in threads, or in a process apart (text_lanes.py). What
+cannot fit is refused, with the numbers; nothing is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from isthmus.server.answers import PLAIN, Answering
 from isthmus.server.dialect import Dialect
 from isthmus.server.errors import ApiError
 from isthmus.server.schemas.chat import ChatRequest
-from isthmus.server.schemas.completions import CompletionRequest
 from isthmus.server.tools.described import with_tools_in_words
 
 if TYPE_CHECKING:
@@ -32,6 +31,23 @@ class Prepared:
     answering: Answering = PLAIN
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template gets: JSON values. `options` are arguments of ChatTemplate.render."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """Token ids of each prompt; `inside`: a block of thoughts is open at its end."""
+
+    prompts: list[list[int]]
+    inside: bool = False
+
+
 class Prompts:
     """The text side of one model."""
 
@@ -43,44 +59,44 @@ class Prompts:
             len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)
         )
 
-    def segments_of(self, chat: ChatRequest) -> list[Segment]:
-        """The conversation as the model reads it."""
+    def conversation_of(self, chat: ChatRequest) -> Conversation:
         messages = [each.for_template() for each in chat.shown_messages]
         tools: list[dict[str, Any]] | None = [tool.for_template() for tool in chat.callable_tools] or None
         uses_tools = tools or any(each.tool_calls or each.role == "tool" for each in chat.messages)
         if uses_tools and self._dialect.in_words:
             messages, tools = with_tools_in_words(messages, tools, self._dialect.tools), None
+        how = {
+            "add_generation_prompt": chat.add_generation_prompt,
+            "continue_final_message": chat.continues,
+        }
+        return Conversation(messages, tools, chat.template_kwargs | how)
+
+    def segments_of(self, conversation: Conversation) -> list[Segment]:
+        """The conversation as the model reads it."""
         try:
             return self.template.render(
-                messages,
-                tools=tools,
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continues,
-                **chat.template_kwargs,
+                conversation.messages, tools=conversation.tools, **conversation.options
             )
         except UsageError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_value") from error
 
-    def of_chat(self, chat: ChatRequest, context_tokens: int) -> tuple[list[int], list[Segment]]:
-        """The rendered conversation, as token ids and as text."""
-        segments = self.segments_of(chat)
+    def of_conversation(self, conversation: Conversation, context_tokens: int) -> Prompted:
+        segments = self.segments_of(conversation)
         num_bytes = sum(len(segment.text.encode()) for segment in segments)
         self._check_length(num_bytes, context_tokens, "messages")
         with _fitting(context_tokens, "messages"):
             prompt = self.tokenizer.encode_segments(segments, most=context_tokens)
         _check_fits(len(prompt), context_tokens, "messages")
-        return prompt, segments
+        return Prompted([prompt], self._dialect.begins_inside(segments))
 
-    def count_chat(self, chat: ChatRequest) -> int:
-        return len(self.tokenizer.encode_segments(self.segments_of(chat)))
-
-    def of_completion(self, body: CompletionRequest, context_tokens: int) -> list[list[int]]:
-        """Token ids of each prompt. In a text its author may write special tokens, as a template does."""
+    def of_texts(
+        self, texts: Sequence[str | list[int]], context_tokens: int, *, add_special: bool
+    ) -> Prompted:
+        """Those of a completion: texts, in which their authors may write special tokens, or token ids."""
         prompts = []
-        for given in body.prompt:
+        for given in texts:
             if isinstance(given, str):
                 self._check_length(len(given.encode()), context_tokens, "prompt")
-                add_special = body.add_special_tokens is not False
                 with _fitting(context_tokens, "prompt"):
                     ids = self.tokenizer.encode(
                         given, add_special=add_special, parse_special=True, most=context_tokens
@@ -92,7 +108,7 @@ class Prompts:
                 raise ApiError(400, "prompt: it has no tokens", param="prompt", code="invalid_value")
             _check_fits(len(ids), context_tokens, "prompt")
             prompts.append(ids)
-        return prompts
+        return Prompted(prompts)
 
     def _check_length(self, num_bytes: int, context_tokens: int, param: str) -> None:
         """No tokenizer makes fewer tokens than this; it spares megabytes that cannot fit their tokenising."""

@@ -10,28 +10,31 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
 
 from isthmus.engine.process import EngineProcess
 from isthmus.engine.request import MAX_SEED, ModelInfo, Request, SamplingParams
 from isthmus.server.answers import Answering, Answers
-from isthmus.server.dialect import Dialect
-from isthmus.server.errors import ApiError, unavailable
+from isthmus.server.body import read_body
+from isthmus.server.errors import ApiError, model_not_found, unavailable
 from isthmus.server.generation import Choices, Generation
 from isthmus.server.logprobs import TokenTexts
 from isthmus.server.metrics import Metrics
 from isthmus.server.options import ServerOptions
-from isthmus.server.prompts import Prepared, Prompts, check_params
+from isthmus.server.prompts import Prepared, check_params
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.completions import CompletionRequest
+from isthmus.server.sse import until_gone
 from isthmus.server.text_lanes import TextLanes
+from isthmus.server.text_work import TextSide
 from isthmus.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
+    from isthmus.server.text_process import LongTexts
     from isthmus.tokenizer import ChatTemplate, Tokenizer
-
-T = TypeVar("T")
 
 _LOADING_RETRY_S = 5
 _FULL_RETRY_S = 2
@@ -47,6 +50,7 @@ class Service:
         template: ChatTemplate,
         names: tuple[str, ...],
         options: ServerOptions,
+        long_texts: LongTexts | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -56,11 +60,10 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(engine)
         self._num_admitted = 0
-        dialect = Dialect.of(template.source, options.tool_parser, options.reasoning_parser)
-        self.prompts = Prompts(tokenizer, template, dialect)
-        self.answers = Answers(tokenizer, dialect)
+        side = TextSide.of(tokenizer, template, options.parsers, names)
+        self.texts = TextLanes(side, long_texts, options.max_queue)
+        self.answers = Answers(tokenizer, side.dialect)
         self.loaded_bytes = (0, 0)  # of the weights: so far, and in all
-        self._lanes = TextLanes()
 
     @property
     def model_id(self) -> str:
@@ -72,15 +75,14 @@ class Service:
         return self._num_admitted
 
     def close(self) -> None:
-        self._lanes.close()
+        self.texts.close()
         self.answers.close()
         self.template.close()
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for a name that is not this model's."""
         if name is not None and name not in self.names:
-            message = f"the model {name[:100]!r} is not served here; this server has {self.model_id!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise model_not_found(name, self.model_id)
 
     def context_tokens(self, info: ModelInfo) -> int:
         """What one request may use, prompt and answer together."""
@@ -109,8 +111,8 @@ class Service:
         limit = self.context_tokens(info)
 
         async def prepare() -> Prepared:
-            prompt, segments = await self.in_thread(lambda: self.prompts.of_chat(chat, limit))
-            return Prepared([prompt], await self.answers.of(chat, segments))
+            made = await self.texts.of_chat(chat, limit)
+            return Prepared(made.prompts, await self.answers.of(chat, inside=made.inside))
 
         ends = not chat.ignore_eos
         return await self.start(kind, prepare, params, chat.num_choices, continues=chat.continues, ends=ends)
@@ -125,8 +127,7 @@ class Service:
         limit = self.context_tokens(info)
 
         async def prepare() -> Prepared:
-            work = partial(self.prompts.of_completion, body, limit)
-            return Prepared(await self.in_thread(work))
+            return Prepared((await self.texts.of_completion(body, limit)).prompts)
 
         # After one token nothing comes: an end token is then told like any other, as its readers count on.
         ends = not (body.ignore_eos or (body.echo and body.logprobs is not None and body.token_limit == 1))
@@ -184,8 +185,13 @@ class Service:
             on_end=choices.one_ended,
         )
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        return await self._lanes.run(work)
+    async def answer_of_text(self, path: str, request: HttpRequest) -> Response:
+        """The answer to a request that asks of texts alone (text_work.py): no engine is needed."""
+        body = await read_body(request, self.options)
+        info = self.engine.info
+        context_tokens = self.context_tokens(info) if info else None
+        work = self.texts.answer(path, body, context_tokens)
+        return Response(await until_gone(request.receive, work), media_type="application/json")
 
     def _admit(self) -> Callable[[], None]:
         """Takes a place among the requests in progress; the result, called once or more, gives it back."""

@@ -10,10 +10,8 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import TemplateError, UsageError
 from isthmus.tokenizer.barrier import Barrier, SpecialTexts
 from isthmus.tokenizer.default_templates import default_template
@@ -31,15 +29,8 @@ _READS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*(?:\|\s*(?:tojson|items|dic
 _TESTS_FOR_NONE = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none")
 
 
-# A helper of low priority gets the cores that others leave, beside a busy engine a tenth of one.
-_LONG_TEXT_PATIENCE = 12
-
-
 class ChatTemplate:
-    """Thread-safe. Renderings of one template share one helper process, which starts with the first.
-
-    Those of long texts share another, of low priority: short ones do not wait for them, nor does the engine.
-    """
+    """Thread-safe. Renderings wait for each other: they share a helper process, started by the first."""
 
     def __init__(
         self,
@@ -56,11 +47,7 @@ class ChatTemplate:
         self.source = source
         self._tokens = dict(tokens)
         self._special = SpecialTexts({*special_literals, *filter(None, tokens.values())})
-        limits = limits or Limits()
-        self._process = TemplateProcess(limits)
-        self._process_of_long = TemplateProcess(
-            replace(limits, seconds=_LONG_TEXT_PATIENCE * limits.seconds, nice=LOW_PRIORITY_NICE)
-        )
+        self._process = TemplateProcess(limits or Limits())
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer, *, limits: Limits | None = None) -> ChatTemplate:
@@ -123,18 +110,15 @@ class ChatTemplate:
             "barrier": barrier.replacements,
             "variables": {**self._tokens, **protected, "add_generation_prompt": begins},
         }
-        is_long = sum(map(len, texts)) >= LONG_TEXT_CHARACTERS
-        rendered = self._ask(self._process_of_long if is_long else self._process, request, barrier)
+        rendered = self._ask(request, barrier)
         return barrier.segments(rendered if final is None else _up_to_mark(rendered, final, barrier))
 
     def close(self) -> None:
-        """Ends the helper processes; a later rendering starts another."""
+        """Ends the helper process; a later rendering starts another."""
         self._process.close()
-        self._process_of_long.close()
 
-    @staticmethod
-    def _ask(process: TemplateProcess, request: Mapping[str, Any], barrier: Barrier) -> str:
-        reply = process.ask(request)
+    def _ask(self, request: Mapping[str, Any], barrier: Barrier) -> str:
+        reply = self._process.ask(request)
         if "text" in reply:
             return str(reply["text"])
         message = barrier.restore(reply["error"]["message"])

@@ -6,7 +6,6 @@ after a kill.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import subprocess
@@ -19,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from isthmus.errors import TemplateError
+from isthmus.tokenizer.json_lines import decode, encode
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _START_SECONDS = 30.0  # importing jinja2 takes 0.1 s; this allows for a machine busy loading weights
@@ -31,15 +29,11 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What one rendering may take. 512 MiB: the interpreter's 0.1 GiB and room for 16 Mi characters.
-
-    nice: by how much the helper's priority is lower than its parent's.
-    """
+    """What one rendering may take. 512 MiB: the interpreter's 0.1 GiB and room for 16 Mi characters."""
 
     seconds: float = 5.0
     memory_bytes: int = 512 << 20
     output_chars: int = 16 << 20
-    nice: int = 0
 
 
 class TemplateProcess:
@@ -53,7 +47,7 @@ class TemplateProcess:
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The helper's reply; TemplateError if it takes too long or dies."""
-        line = _encode(request) + b"\n"
+        line = encode(request) + b"\n"
         with self._lock:
             process = self._started()
             try:
@@ -91,7 +85,6 @@ class TemplateProcess:
         # -P keeps this package's directory off sys.path, where its module names could hide others.
         command = [sys.executable, "-P", str(_WORKER)]
         command += [str(limits.seconds), str(limits.memory_bytes), str(limits.output_chars)]
-        command += [str(limits.nice)]
         process = subprocess.Popen(
             command,
             bufsize=0,
@@ -138,7 +131,7 @@ class TemplateProcess:
                     unsent = unsent[os.write(key.fd, unsent[:_CHUNK_BYTES]) :]
                     if not unsent:
                         selector.unregister(process.stdin)
-        return _decode(reply)
+        return decode(reply)
 
     def _kill(self) -> int | None:
         code = None
@@ -147,23 +140,6 @@ class TemplateProcess:
             code = self._process.returncode
         self._process = self._stop = None
         return code
-
-
-# msgspec takes a fifth of json's time, in which nobody else has the interpreter; it has no lone surrogates
-# and no integers beyond 64 bits.
-def _encode(request: Mapping[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(request)
-    except (UnicodeEncodeError, OverflowError):
-        return json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _decode(reply: bytearray) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(reply, type=dict[str, Any])
-    except msgspec.DecodeError:
-        answer: dict[str, Any] = json.loads(reply.decode("utf-8", "surrogatepass"))
-        return answer
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

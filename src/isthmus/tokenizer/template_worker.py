@@ -12,7 +12,6 @@ start under 0.3 s.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import sys
@@ -175,8 +174,7 @@ def _send(stream: BinaryIO, reply: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def main(seconds: float, memory_bytes: int, output_chars: int, nice: int) -> None:
-    os.nice(nice)
+def main(seconds: float, memory_bytes: int, output_chars: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -190,4 +188,4 @@ def main(seconds: float, memory_bytes: int, output_chars: int, nice: int) -> Non
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from isthmus.config import LONG_TEXT_CHARACTERS, tokenize_in_calling_thread
+from isthmus.config import tokenize_in_calling_thread
 from isthmus.errors import ContextLengthError, UsageError
 from isthmus.tokenizer.byte_level import to_bytes
 from isthmus.tokenizer.gguf_tokenizer import build_byte_level, build_sentencepiece, find_pre_tokenizer
 from isthmus.tokenizer.literals import any_of
-from isthmus.tokenizer.low_priority import LowPriorityThread
 from isthmus.tokenizer.markers import END_OF_TURN, HARMONY, is_marker
 from isthmus.tokenizer.segment import Segment
 from isthmus.tokenizer.vocabulary import TokenizerWarning, TokenType, Vocabulary
@@ -62,7 +60,6 @@ class Tokenizer:
         self.add_bos = self._can_add("bos", default_bos if vocabulary.add_bos is None else vocabulary.add_bos)
         self.add_eos = self._can_add("eos", vocabulary.add_eos)
         self._bytes: dict[int, bytes] = {}
-        self._low = LowPriorityThread()
         tokenize_in_calling_thread()
 
     @classmethod
@@ -183,8 +180,7 @@ class Tokenizer:
             if after_special and self._vocabulary.add_space_prefix:
                 text = _SPACE + text
         # Of a batch, since that leaves the interpreter's lock: `encode` holds it, 1.4 s for a megabyte.
-        work = partial(self._backend.encode_batch_fast, [text], add_special_tokens=False)
-        return (self._low.run(work) if len(text) >= LONG_TEXT_CHARACTERS else work())[0]
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         if not self.add_bos or self.bos_id is None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from isthmus.server.body import read_fields, read_model, validated
+from isthmus.server.body import read_model, validated
 from isthmus.server.generation import Choices, events_of
 from isthmus.server.openapi import documented_body
 from isthmus.server.protocols import anthropic
@@ -39,11 +39,7 @@ def build(service: Service) -> APIRouter:
         openapi_extra=documented_body(CountRequest),
     )
     async def count_tokens(request: Request) -> Response:
-        body = validated(await read_fields(request, service.options), CountRequest)
-        chat = validated(body.chat_fields(), ChatRequest)
-        service.check_model(chat.model)
-        count = await service.in_thread(lambda: service.prompts.count_chat(chat))
-        return JSONResponse({"input_tokens": count})
+        return await service.answer_of_text("/v1/messages/count_tokens", request)
 
     return router
 

@@ -1,0 +1,204 @@
+"""Long texts in a process of their own: parsed, rendered and tokenised while the cores have nothing better.
+
+Why a process: what a megabyte of JSON, of markup or of messages costs holds the interpreter's lock, and a
+thread that waits for a core while it holds that would hold up everybody. Why two of them: the first one has
+only what the others leave (SCHED_IDLE: whoever wakes takes the core from it at once; with nice alone an
+engine's thread waited 1 to 4 ms for it, many times a step). Beside busy cores that may be nothing at all:
+what takes too long there is done by the second one, whose priority is merely low.
+
+    HTTP process -> this   Begin (once, first), Ask...; closing the socket ends it
+    this -> HTTP process   Reply to each, the first one to Begin
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from isthmus.errors import EngineError
+from isthmus.server.errors import ApiError
+
+T = TypeVar("T")
+
+WORKER = (sys.executable, "-m", "isthmus.server.text_worker")
+
+_LENGTH = struct.Struct("<I")
+_START_S = 120.0  # to read the vocabulary, beside an engine that loads; 1 s for 150,000 tokens alone
+_END_S = 0.05  # for an exchange to end by itself
+
+# For a text, and again for each megabyte. On a core of its own one takes 0.5 s to be tokenised; beside an
+# engine of two threads on two cores 2 s in the first process, 0.7 in the second.
+_IDLE_PATIENCE_S, _PATIENCE_S = 2.0, 60.0
+
+# How long the cores are taken to be busy after the first process was too slow: it has to be started again.
+_BUSY_S = 60.0
+
+
+class Begin(msgspec.Struct):
+    model: str  # path of the file
+    parsers: tuple[str, str]  # of tool calls and of thoughts, as on the command line
+    names: tuple[str, ...]  # of the model, for clients
+    only_idle: bool  # whether to take only what others leave of the cores
+
+
+class Ask(msgspec.Struct):
+    """`what`: a key of text_work.WORK; `data`: what that takes."""
+
+    what: str
+    data: bytes
+    context_tokens: int | None
+
+
+class Refusal(msgspec.Struct):
+    """An ApiError."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    extra: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: ApiError) -> Refusal:
+        return cls(error.status, error.message, error.param, error.code, dict(error.extra))
+
+    def error(self) -> ApiError:
+        return ApiError(self.status, self.message, param=self.param, code=self.code, extra=self.extra)
+
+
+class Reply(msgspec.Struct):
+    data: bytes = b""
+    refusal: Refusal | None = None
+
+
+def send(sock: socket.socket, message: msgspec.Struct) -> None:
+    data = msgspec.msgpack.encode(message)
+    sock.sendall(_LENGTH.pack(len(data)))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket, kind: type[T]) -> T:
+    """EOFError once the other side is gone."""
+    (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
+    return msgspec.msgpack.decode(_read(sock, size), type=kind)
+
+
+def _read(sock: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        if not (count := sock.recv_into(view)):
+            raise EOFError
+        view = view[count:]
+    return data
+
+
+class TextProcess:
+    """One of the two, started when first asked. `ask` from one thread at a time; `close` from any."""
+
+    def __init__(self, begin: Begin, command: Sequence[str] = WORKER) -> None:
+        self._begin = begin
+        self._command = tuple(command)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def ask(self, ask: Ask, patience_s: float) -> bytes:
+        """The answer. ApiError, or EngineError if it dies; TimeoutError after which it starts anew."""
+        with self._lock:
+            sock = self._socket or self._started()
+            try:
+                reply = _exchange(sock, ask, patience_s)
+            except TimeoutError:
+                self._kill()
+                raise
+            except (EOFError, OSError) as error:
+                raise EngineError(f"the process for long texts ended (status {self._kill()})") from error
+        if reply.refusal is not None:
+            raise reply.refusal.error()
+        return reply.data
+
+    def close(self) -> None:
+        """Ends it, and with it what it works on: a server that ends does not wait for that."""
+        while not self._lock.acquire(timeout=_END_S):
+            if (process := self._process) is not None:
+                process.kill()
+        try:
+            self._kill()
+        finally:
+            self._lock.release()
+
+    def _started(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        try:
+            # A group of its own, as the engine's: Ctrl-C is for the HTTP process. No session of its own, in
+            # which priorities would count for nothing beside ours (autogroup).
+            self._process = subprocess.Popen(
+                [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], process_group=0
+            )
+            self._socket = ours
+            _exchange(ours, self._begin, _START_S)
+        except (EOFError, OSError) as error:
+            ours.close()
+            raise EngineError(f"the process for long texts did not start (status {self._kill()})") from error
+        finally:
+            theirs.close()
+        return ours
+
+    def _kill(self) -> int | None:
+        process, sock, self._process, self._socket = self._process, self._socket, None, None
+        if sock is not None:
+            sock.close()
+        if process is None:
+            return None
+        process.kill()
+        return process.wait()
+
+
+class LongTexts:
+    """Both processes. `ask` from one thread at a time; `close` from any."""
+
+    idle_patience_s, patience_s = _IDLE_PATIENCE_S, _PATIENCE_S
+
+    def __init__(self, begin: Begin, command: Sequence[str] = WORKER) -> None:
+        self.idle = TextProcess(msgspec.structs.replace(begin, only_idle=True), command)
+        self.low = TextProcess(msgspec.structs.replace(begin, only_idle=False), command)
+        self._busy_until = 0.0
+
+    def ask(self, ask: Ask) -> bytes:
+        """The answer; ApiError."""
+        size = 1 + len(ask.data) / (1 << 20)
+        if time.monotonic() >= self._busy_until:
+            try:
+                return self.idle.ask(ask, self.idle_patience_s * size)
+            except TimeoutError:
+                self._busy_until = time.monotonic() + _BUSY_S
+        try:
+            return self.low.ask(ask, self.patience_s * size)
+        except TimeoutError:
+            message = f"the text took longer than {self.patience_s * size:.0f} s, and was given up"
+            raise EngineError(message) from None
+
+    def close(self) -> None:
+        self.idle.close()
+        self.low.close()
+
+
+def _exchange(sock: socket.socket, message: msgspec.Struct, patience_s: float) -> Reply:
+    until = time.monotonic() + patience_s
+    sock.settimeout(patience_s)
+    send(sock, message)
+    sock.settimeout(max(until - time.monotonic(), 1e-3))
+    return receive(sock, Reply)
