@@ -37,25 +37,33 @@ REQUESTS = [
 
 def kinds(name: str, values: Any) -> gguf.GGMLQuantizationType:
     """Experts a device reads, dense parts in tiles and plain."""
+    if name.endswith(".bias") or "sinks" in name:
+        return GgmlType.F32
     if "_exps" in name or "ffn_down" in name or name == "output.weight":
         return GgmlType.Q8_0
     return GgmlType.F32 if "attn_q" in name else GgmlType.BF16 if values.ndim > 1 else GgmlType.F32
 
 
+def kinds_of_gpt_oss(name: str, values: Any) -> gguf.GGMLQuantizationType:
+    """Experts as they are published."""
+    return GgmlType.MXFP4 if name.endswith("_exps.weight") else kinds(name, values)
+
+
 def write(name: str, folder: Path) -> Path:
     case = tiny.CASES[name]
-    return tiny.write_case(folder / f"{name}.gguf", case, tiny.build(case), kinds)
+    of = kinds_of_gpt_oss if name == "gpt-oss" else kinds
+    return tiny.write_case(folder / f"{name}.gguf", case, tiny.build(case), of)
 
 
-@pytest.fixture(scope="module", params=["qwen3moe", "deepseek-v3"])
+@pytest.fixture(scope="module", params=["qwen3moe", "deepseek-v3", "gpt-oss"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(request.param, tmp_path_factory.mktemp("exact"))
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a shared expert behind a gate."""
-    return write("qwen2moe", tmp_path_factory.mktemp("shared"))
+@pytest.fixture(scope="module", params=["qwen2moe", "gpt-oss"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a shared expert behind a gate; with biases and a clamped activation."""
+    return write(request.param, tmp_path_factory.mktemp("shared"))
 
 
 def run(engine: Engine, requests: Any) -> dict[str, list[Output]]:
