@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_a_context_that_was_not_asked_for_shrinks_to_what_is_left_of_the_card(qw
     assert made.context_tokens == 8192 - 128  # 100 tokens too few: two blocks of 64 less
     with pytest.raises(NotEnoughMemoryError, match=r"a shorter context: 8064 tokens fit \(--ctx\)"):
         plan(tight, qwen, RunOptions(strategy="gpu", context_tokens=8192))
+
+
+def test_a_smaller_quantisation_is_named_where_it_would_do(deepseek: DummySource) -> None:
+    """Only weights become smaller: so many times that they leave what the rest needs."""
+    said = re.compile(
+        r"([\d.]+) GiB are needed \(weights ([\d.]+),.* try a quantisation ([\d.]+) times smaller"
+    )
+    with pytest.raises(NotEnoughMemoryError) as raised:
+        plan(machine(512, card(free=7.5, total=8)), deepseek, RunOptions(device="cuda:0"))
+    found = said.search(str(raised.value))
+    assert found is not None
+    need, weights, times = map(float, found.groups())
+    assert times == pytest.approx(weights / (weights - (need - 7.5)), abs=0.1)
+    assert times > need / 7.5 + 0.3
+    with pytest.raises(NotEnoughMemoryError, match=r"try [\d.]+ GiB more, or --strategy cpu"):
+        plan(machine(512, card(free=1.5, total=8)), deepseek, RunOptions(device="cuda:0"))
 
 
 def test_a_card_too_small_for_the_dense_parts_is_refused_if_it_was_asked_for(deepseek: DummySource) -> None:

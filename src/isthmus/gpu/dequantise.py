@@ -58,7 +58,7 @@ def linear_dequantised(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "strips", "tiles"])
 def _dequantise(
     words,
     halfs,

@@ -232,7 +232,7 @@ def _product(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "columns"])
 def _gate_up(
     x, x_quads, words, halfs, bytes, up_words, up_halfs, up_bytes, gate_bias, up_bias, hidden, pairs, slots,
     num_pairs, inner, columns, x_stride,

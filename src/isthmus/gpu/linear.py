@@ -99,7 +99,7 @@ def tile_of(rows: int) -> dict[str, int]:
     return {"M": 16 if rows <= 16 else 32 if rows <= 32 else 64, "STRIPS": 4, "STEP": 2, "warps": 4}
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "n", "strips", "tiles"])  # sizes that no address is aligned by
 def _linear(
     x,
     x_quads,

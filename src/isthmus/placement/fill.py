@@ -20,6 +20,9 @@ CONTEXT_BYTES = 768 << 20
 # A dequantised piece of the widest weight, for products of many rows.
 WORKSPACE_BYTES = 256 << 20
 
+# From 16 bits a weight to 2: no file of a model is smaller than another one by more.
+_SMALLEST = 8
+
 
 def place_dense(job: Job, *, experts: bool, ring: bool) -> Placement:
     """Every module but routed experts over the devices, by layers; with `experts` those too.
@@ -180,8 +183,10 @@ def _refusal(job: Job, layout: _Layout, reserve: int, free: list[int]) -> NotEno
     elif need <= sum(free):
         remedy = "fewer devices with more memory each, or --strategy cpu: no cut between layers fits these"
     else:
-        smaller = f"a quantisation {need / max(1, sum(free)):.1f} times smaller"
-        remedy = f"{smaller}, {(need - sum(free)) / GIB:.1f} GiB more, or --strategy cpu"
+        remedy = f"{(need - sum(free)) / GIB:.1f} GiB more, or --strategy cpu"
+        room = weights - (need - sum(free))  # for the weights; a quantisation changes nothing else
+        if room > weights / _SMALLEST:
+            remedy = f"a quantisation {weights / room:.1f} times smaller, {remedy}"
     where = "GPU memory" if job.on_gpu else "memory for the split"
     names = " + ".join(device.name for device in job.devices)
     held = f"experts {experts / GIB:.1f}, " if experts else ""
