@@ -9,11 +9,13 @@ import pytest
 
 from cli.conftest import Here
 from cli.terminal import isthmus
-from isthmus.cli import bench, bench_sizes, bench_strategies, measure, options
+from isthmus.cli import bench, bench_ops, bench_sizes, bench_strategies, measure, options
 from isthmus.config import RunOptions
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Output
 from isthmus.errors import UsageError
+from isthmus.placement.sizes import decode_weight_bytes
+from isthmus.weights.dummy import DummySource
 from models import tiny
 
 KEYS = [
@@ -41,6 +43,7 @@ KEYS = [
     "experts",
     "peak_ram_bytes",
     "commit",
+    "step_gb_s",
 ]
 
 
@@ -62,6 +65,30 @@ def test_json_is_one_object_with_exactly_these_keys(alphabet_model: Path) -> Non
     assert result["prefill_tok_s"] > 0
     assert result["multiply_gops"] > 0
     assert result["commit"]
+
+
+def test_bytes_of_a_token_are_divided_among_the_operations_that_read_them() -> None:
+    """deepseek-v2-lite, one of two layers with experts: 6 of 64 and two shared of 3 x 1408 x 2048 in F32."""
+    source = DummySource("dummy:deepseek-v2-lite?layers=2&quant=f32")
+    found = bench_ops.bytes_by_kind(source)
+    assert found["experts"] == pytest.approx(4 * (6 + 2) * 3 * 1408 * 2048)
+    assert found["head_linear"] == pytest.approx(4 * 2 * 512 * 16 * (128 + 128))  # kv_b of both layers
+    attention = 16 * 192 * 2048 + (512 + 64) * 2048 + 2048 * 2048
+    dense, router, head = 3 * 10944 * 2048, 64 * 2048, 102400 * 2048
+    assert found["linear"] == pytest.approx(4 * (2 * attention + dense + router + head))
+    assert sum(found.values()) == pytest.approx(decode_weight_bytes(source))
+
+
+@pytest.mark.usefixtures("briefly_measured")
+def test_operations_are_shown_with_what_they_read(alphabet_model: Path, here: Here) -> None:
+    done = here("bench", alphabet_model, "-p", "8", "-n", "1", "--ops", "--markdown")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in rows[0]] == ["operation", "ms a token", "share", "GB/s", "of the limit"]
+    (linear,) = (row for row in rows if row[0].strip() == "linear")
+    assert float(linear[3]) > 0
+    (rope,) = (row for row in rows if row[0].strip() == "rope")
+    assert rope[3].strip() == ""
 
 
 @pytest.mark.usefixtures("briefly_measured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ def bench(
         typer.Option(help="Compare strategies, each in its turn: cpu,stream,hybrid.", show_default=False),
     ] = None,
     show_ops: Annotated[
-        bool, typer.Option("--ops", help="Where a decode step's time goes, by operation.")
+        bool, typer.Option("--ops", help="A decode step by operation: time, GB/s, share of the limit.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
@@ -67,10 +68,12 @@ def bench(
         return
     need = max(prompts) + max(news) + 2
     ctx = need if need > DEFAULT_CONTEXT_TOKENS else None
+    from isthmus.cli import bench_ops
     from isthmus.cli.bench_sizes import Result, Scales, Size, run_tests, sizes, table
     from isthmus.cli.load import bar, describe, say, status
     from isthmus.config import RunOptions
     from isthmus.resolve import resolve_model
+    from isthmus.weights.source import open_weights
 
     parallel = max(*widths, traced if trace is not None else 1, 1)
     checked = RunOptions.from_kwargs(**run_options, context_tokens=ctx, parallel=parallel).with_environment()
@@ -86,6 +89,8 @@ def bench(
     with status() as watch:
         tests = run_tests(engine, [size for size in wanted if size != first], repetitions, scales, watch)
         result = measure(engine, prompts[0], news[0], tests[0].tok_s, tests[0].multiply_gops, watch)
+    with closing(open_weights(path)) as source:
+        result["step_gb_s"] = bench_ops.rates(result, source)
     if first in wanted:
         decoded = Result(first, tuple(result["decode_slices_tok_s"]), scales.decode)
         tests.insert(wanted.index(first), decoded)
@@ -108,7 +113,7 @@ def bench(
         return
     shown = [_summary(result, prompts[0])]
     shown += [table(tests, markdown=markdown)] if several else []
-    shown += [_ops(result, markdown=markdown)] if show_ops else []
+    shown += [bench_ops.table(result, markdown=markdown)] if show_ops else []
     print("\n".join(line for part in shown for line in part))
 
 
@@ -169,21 +174,3 @@ def _summary(result: dict[str, Any], prompt_tokens: int) -> Iterator[str]:
             f"{use['bytes_streamed'] / 1e6:.1f} MB streamed, {use['bytes_uploaded'] / 1e6:.1f} MB cached"
         )
     yield f"outside weight products {result['outside_products_share']:.1%} of a decode step"
-
-
-def _ops(result: dict[str, Any], *, markdown: bool) -> Iterator[str]:
-    """Of one decoded token; the products together have what they read, and its share of the limit."""
-    from isthmus.cli.bench_sizes import lines
-
-    token_ms = 1e3 / result["decode_tok_s"]
-    rows = [["operation", "ms a token", "share"]]
-    for kind, share in sorted(result["step_shares"].items(), key=lambda item: -item[1]):
-        rows.append([kind, f"{share * token_ms:.3f}", f"{share:.1%}"])
-    yield from lines(rows, markdown=markdown)
-    products = 1 - result["outside_products_share"]
-    if products > 0:
-        rate = result["read_gb_s"] / products
-        yield (
-            f"weight products and attention read {rate:.1f} GB/s while products run: "
-            f"{rate / result['read_limit_gb_s']:.0%} of the limit"
-        )

@@ -100,7 +100,10 @@ def inspect_file(path: Path) -> Inspection:
             problems.append(str(error))
     tensors = tuple(_tensor(header, info) for header in headers for info in header.tensors)
     unknown = Counter(t.type for t in tensors if not t.known)
-    problems += [f"{n} tensors have the type {t}, which nobody here can run" for t, n in unknown.items()]
+    problems += [
+        f"{n} tensor{'s have' if n > 1 else ' has'} the type {t}, which nobody here can run"
+        for t, n in unknown.items()
+    ]
     metadata = headers[0].metadata
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
