@@ -29,7 +29,8 @@ from neighbour import KINDS, compare
 from serving import Run, Server, ask, client, crowd, isthmus, llama_server, p50_p99_ms
 
 CONTEXT = 4096  # of one request; --ctx
-PREFIX_WORDS = 1_500  # about 2,000 tokens
+PREFIX_FACTS = 190  # of 10 or 11 tokens each: about 2,000
+PREFIX_ROUNDS = 3
 NEIGHBOUR_SECONDS, NEIGHBOUR_ROUNDS = 4.0, 3
 
 EXTRAS = ("prefix", "neighbour")
@@ -60,9 +61,10 @@ def latencies(runs: list[Run]) -> dict[str, float]:
     return dict(zip(names, (*first, *gaps), strict=True))
 
 
-async def prefix(url: str) -> tuple[float, float]:
+async def prefix(url: str, first_fact: int) -> tuple[float, float]:
     """Seconds to the first token for a long prompt, and for it again with another question behind it."""
-    text = " ".join(f"fact {number} is {number * 37 % 1009};" for number in range(PREFIX_WORDS // 4))
+    facts = range(first_fact, first_fact + PREFIX_FACTS)
+    text = " ".join(f"fact {number} is {number * 37 % 1009};" for number in facts)
     async with client(1) as http:
         cold = await ask(http, url, f"{text} What is fact 3?", 4)
         warm = await ask(http, url, f"{text} And what is fact 5?", 4)
@@ -70,13 +72,14 @@ async def prefix(url: str) -> tuple[float, float]:
 
 
 def measure_prefix(server: Server) -> None:
-    cold, warm = asyncio.run(prefix(server.url))
+    """Medians over several prefixes of 2,000 tokens."""
+    pairs = [asyncio.run(prefix(server.url, 200 * number)) for number in range(PREFIX_ROUNDS)]
     report(
         case="repeated prefix",
         server=server.name,
-        first_s=round(cold, 3),
-        again_s=round(warm, 3),
-        share=round(warm / cold, 3),
+        first_s=round(median(cold for cold, _ in pairs), 3),
+        again_s=round(median(warm for _, warm in pairs), 3),
+        share=round(median(warm / cold for cold, warm in pairs), 3),
     )
 
 

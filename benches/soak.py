@@ -5,8 +5,9 @@
 Each client asks for one of --prompts things, streamed or whole, and leaves at random before, in or after the
 answer. An answer that was read to its end is compared with the one that the same prompt gave alone, bit for
 bit: the server runs with --exact-batching. Clients beyond the queue must get 503 and Retry-After. One JSON
-line every ten seconds, one for what is wrong when it happens, one at the end; exit code 1 for a wrong answer, for memory of server or engine that
-grew by more than 1 % since a tenth of the time, or for blocks that stay taken.
+line every ten seconds, one for what is wrong when it happens, one at the end; exit code 1 for a wrong answer,
+for memory of server or engine that grew by more than 1 % since a tenth of the time, or for blocks that stay
+taken.
 """
 
 from __future__ import annotations
