@@ -83,6 +83,9 @@ class World:
             return
         assert 1 <= plan.num_rows <= self.s.chunk_tokens
         for part in plan.slices:
+            if part.source is not None:
+                self.copy(part.source, part.sequence.blocks[part.start // BLOCK])
+        for part in plan.slices:
             self.write(part.sequence, part.start, part.tokens)
         for part in plan.slices:
             self.check(part.sequence, part.start + part.count)
@@ -93,6 +96,11 @@ class World:
                 self.end(sequence, failed=True)
             elif part.reaches_end:
                 self.advance(sequence, part.draft)
+
+    def copy(self, block: int, to: int) -> None:
+        """What is not there to be copied was never computed."""
+        for at in range(BLOCK):
+            self.content[to * BLOCK + at] = self.content.get(block * BLOCK + at, ("nothing", ()))
 
     def write(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         """Poison is content that equals no prefix."""
@@ -129,9 +137,10 @@ class World:
         sequence.draft = [sum(sequence.tokens) % 3, 1][: len(sequence.tokens) % 3]
 
     def check_blocks(self) -> None:
-        """Each block is free, kept, or held by exactly the admitted sequences that list it."""
+        """Each block is free, kept, or held by exactly the admitted sequences that list it or copy it."""
         blocks, admitted = self.s.blocks, [*self.s.running, *self.s.loading]
         held = [block for sequence in admitted for block in sequence.blocks]
+        held += [sequence.source for sequence in admitted if sequence.source is not None]
         assert [blocks._holders[block] for block in range(blocks.num_blocks)] == [
             held.count(block) for block in range(blocks.num_blocks)
         ]

@@ -215,13 +215,13 @@ def test_statistics_add_up() -> None:
     assert (stats.num_running, stats.num_waiting) == (2, 1)
     assert (stats.num_blocks, stats.num_used_blocks, stats.block_tokens) == (16, 4, 4)  # 2 shared, 1 each
     assert [(slot.request_id, slot.waiting, slot.num_cached_tokens) for slot in stats.slots] == [
-        ("b", False, 8),
-        ("c", False, 8),
+        ("b", False, 9),  # all but the last
+        ("c", False, 9),
         ("d", True, 0),
     ]
     run(engine)
     stats = engine.stats()
-    assert (stats.prompt_tokens, stats.cached_tokens, stats.output_tokens) == (40, 24, 12)
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.output_tokens) == (40, 27, 12)
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks, stats.slots) == (0, 0, 0, ())
     assert stats.num_cached_blocks == 3  # 12 of 13 tokens
     assert stats.steps == 3 + 6

@@ -19,18 +19,72 @@ def test_a_prompt_seen_before_is_found_but_for_its_last_token() -> None:
     assert step(s) == [("b", 17, 1, True)]  # which is computed for its logits
     assert again.num_cached == 17
     shorter = s.add(request("c", 16, max_tokens=1))
-    assert step(s) == [("c", 12, 4, True)]  # a full block is found whole or not at all
-    assert shorter.num_cached == 12
+    assert step(s) == [("c", 15, 1, True)]  # the last three in a copy of a full block
+    assert shorter.num_cached == 15
 
 
 def test_what_stands_after_the_last_full_block_is_taken_over_by_one() -> None:
     s = scheduler(context=64, chunk=64, running=2)
     s.add(request("a", 7, max_tokens=1))
     step(s)
-    s.add(Request("b", [*range(6), 50, 51], SamplingParams(max_tokens=8)))  # goes another way at 6
-    assert step(s) == [("b", 6, 2, True)]
+    s.add(Request("b", [*range(7), 50, 51], SamplingParams(max_tokens=8)))
+    assert step(s) == [("b", 7, 2, True)]
     s.add(Request("c", [*range(7), 60], SamplingParams(max_tokens=1)))
-    assert ("c", 4, 4, True) in step(s) + step(s)
+    # b's second block has become full: its first three are copied.
+    assert ("c", 7, 1, True) in step(s) + step(s)
+
+
+@pytest.mark.parametrize(("length", "kind"), [(7, "a tail"), (8, "a full block")])
+def test_who_goes_another_way_copies_the_block_and_leaves_it_to_others(length: int, kind: str) -> None:
+    s = scheduler(context=64, chunk=64, running=2)
+    s.add(request("a", length, max_tokens=1))
+    step(s)
+    b = s.add(Request("b", [*range(6), 50, 51], SamplingParams(max_tokens=8)))
+    plan = s.schedule()
+    assert plan is not None
+    (part,) = plan.slices
+    assert (part.start, part.count) == (6, 2), kind
+    assert part.source not in (None, *b.blocks)
+    s.commit(plan)
+    s.append(b, 99)
+    assert b.source is None
+    c = s.add(Request("c", [*range(7), 60], SamplingParams(max_tokens=1)))
+    step(s)
+    assert c.num_cached == 7
+
+
+def test_of_several_ways_on_the_longest_is_copied() -> None:
+    s = scheduler(context=64, chunk=64)
+    for ending in ([1, 1, 1, 1], [1, 1, 2, 2], [1, 2, 2, 2], [3, 3, 3, 3]):
+        s.add(Request("a", [0, 0, 0, 0, *ending, 9], SamplingParams(max_tokens=1)))
+        step(s)
+    for prompt, found in (([1, 1, 2, 1], 7), ([1, 1, 3, 3], 6), ([1, 3, 3, 3], 5), ([2, 1, 1, 1], 4)):
+        again = s.add(Request("b", [0, 0, 0, 0, *prompt, 9], SamplingParams(max_tokens=1)))
+        step(s)
+        assert again.num_cached == found, prompt
+
+
+def test_where_a_source_is_a_block_too_many_its_tokens_are_computed() -> None:
+    """All blocks are of one context, whose last one is the source's: it could not be held beside."""
+    s = scheduler(context=16, chunk=16, blocks=4)
+    s.add(request("a", 15, max_tokens=1))
+    step(s)
+    s.add(Request("b", [0, 1, 50, *range(51, 63)], SamplingParams(max_tokens=1)))
+    assert step(s) == [("b", 0, 15, True)]
+
+
+def test_what_was_copied_from_is_not_trusted_when_the_copy_fails() -> None:
+    s = scheduler(context=64, chunk=64)
+    s.add(request("a", 4, max_tokens=1))
+    step(s)
+    failing = s.add(Request("b", [0, 1, 50], SamplingParams(max_tokens=1)))
+    plan = s.schedule()
+    assert plan is not None
+    s.commit(plan)
+    assert failing.num_cached == 2
+    s.finish(failing, failed=True)
+    s.add(request("c", 5, max_tokens=1))
+    assert step(s) == [("c", 0, 5, True)]
 
 
 def test_who_took_a_tail_over_and_left_early_leaves_it_again() -> None:

@@ -28,7 +28,7 @@ def test_all_fields_are_what_native_code_takes() -> None:
     batch = make_batch(StepPlan((SequenceSlice(a, 0, 3),)), block_tokens=64)
     for field in fields(batch):
         tensor = getattr(batch, field.name)
-        if field.name == "project_later":
+        if field.name in ("project_later", "copies"):
             continue
         assert tensor.dtype == torch.int32
         assert tensor.is_contiguous()

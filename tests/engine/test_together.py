@@ -152,6 +152,25 @@ def test_found_in_the_cache(exact: Model, alone: dict[str, list[Output]]) -> Non
     assert answers["0"][0].num_cached_tokens >= 64
 
 
+def test_a_block_that_begins_the_same_is_copied_as_far_as_it_does(exact: Model) -> None:
+    """From a full block of a prompt, and then from the tail of that copy's owner."""
+    beginning = prompt_of(100, tiny.VOCAB, seed=1)
+    ways = [(100, 40, 0), (100, 9, 100), (105, 30, 105)]  # tokens shared, others, and what is found
+    prompts: list[list[int]] = []
+    after = small(exact)
+    for number, (shared, others, found) in enumerate(ways):
+        before = prompts[-1] if prompts else beginning
+        prompts.append([*before[:shared], *prompt_of(others, tiny.VOCAB, seed=200 + number)])
+        params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=20)
+        request = Request(str(number), prompts[-1], params)
+        after.add(request)
+        events = after.run()[request.id]
+        assert events[0].num_cached_tokens == found
+        alone = small(exact)
+        alone.add(request)
+        assert same(events) == same(alone.run()[request.id])
+
+
 def test_with_room_for_few_and_others_evicted(exact: Model, alone: dict[str, list[Output]]) -> None:
     """Six requests of up to 4 blocks share 7: they give way, are computed again, and evict each other."""
     crowded = small(exact, parallel=6, blocks=7, chunk=40)

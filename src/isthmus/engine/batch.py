@@ -34,6 +34,7 @@ class Batch:
     sampled: Tensor | None = None  # [T] 1: the row's token is of an answer, not of a prompt; None: none is
     # The model gives the normalised rows that want logits; `Model.project` makes these of some at a time.
     project_later: bool = False
+    copies: tuple[tuple[int, int], ...] = ()  # (block, another that is to hold the same before the step)
 
     @property
     def num_rows(self) -> int:

@@ -140,6 +140,8 @@ class DeviceRunner:
         """marks: gets those of each stage of a step that is called."""
         with torch.inference_mode(), self._as_one_step(batch.num_rows):
             step = self.model.prepare(batch, self.state.num_blocks)
+            if batch.copies:
+                self._copy_blocks(batch)
             if not batch.is_like_decode or batch.num_rows > MAX_CAPTURED_ROWS:
                 x = self._eager(step, marks)
                 if not batch.project_later:
@@ -149,6 +151,12 @@ class DeviceRunner:
             full = self._filled_up(each_its_own(batch), bucket_of(batch.num_rows))
             logits = self._decode(full) if may_capture and self._captures else self._eager(full, marks)
             return self._on_host(logits[: batch.num_rows])
+
+    def _copy_blocks(self, batch: Batch) -> None:
+        with ExitStack() as stack:
+            for place in self.places:  # the current stream of each device becomes its lane's
+                stack.enter_context(place.lane.here())
+            self.state.copy_blocks(batch.copies)
 
     def _filled_up(self, batch: Batch, rows: int) -> Step:
         assert self.state.spare_block is not None

@@ -150,8 +150,7 @@ def written_blocks(plan: StepPlan, block_tokens: int) -> list[int]:
 
 def planes_of(state: State) -> list[tuple[torch.device, Tensor]]:
     """Each tensor of the cache with its device, as uint8 [blocks, bytes of a block] over its own memory."""
-    tensors = [value for layer in state.layers for value in vars(layer).values() if isinstance(value, Tensor)]
-    return [(one.device, one.view(torch.uint8).view(one.shape[0], -1)) for one in tensors]
+    return [(one.device, one.view(torch.uint8).view(one.shape[0], -1)) for one in state.tensors]
 
 
 def _nothing() -> None:

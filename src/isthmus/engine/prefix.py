@@ -7,7 +7,8 @@ belongs to another. Names are never used twice: what followed a forgotten block 
 one that came later.
 
 What a sequence leaves after its last full block is a *tail*, one for each block it may follow. Who goes on
-from there, as the next turn of a chat does, takes the tail over: it is written on, so it is nobody else's.
+from its end, as the next turn of a chat does, takes the tail over: it is written on, so it is nobody else's.
+Who goes another way before the end of a tail or of a full block copies the block and writes on in the copy.
 Tiers below, such as a disk, may keep full blocks longer. They know a block by the digest of all tokens up to
 its end, and bring it back while others go on. No torch: blocks are numbers.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -32,11 +34,15 @@ Name = int | str  # of a block's content; the first of a chain follows a salt
 
 @dataclass
 class Prefix:
-    """Blocks that hold the first `num_tokens` tokens of a sequence. The last is a tail if it has no name."""
+    """Blocks that hold the first `num_tokens` tokens of a sequence. The last is a tail if it has no name.
+
+    source: a block whose first tokens are those after the others', to be copied; they count in `num_tokens`.
+    """
 
     blocks: list[int] = field(default_factory=list)
     names: list[Name] = field(default_factory=list)
     num_tokens: int = 0
+    source: int | None = None
     below: list[bytes] = field(default_factory=list)  # digests of full blocks after these that a tier holds
 
 
@@ -90,6 +96,7 @@ class PrefixCache:
         self._keys: dict[int, tuple[Name, tuple[int, ...]]] = {}  # by block
         self._tails: dict[Name, tuple[int, tuple[int, ...]]] = {}  # after this block: (block, its tokens)
         self._before_tail: dict[int, Name] = {}  # by block
+        self._after: dict[Name, list[tuple[int, ...]]] = {}  # the tokens of known blocks after each, sorted
         self._names = itertools.count()
         self._digests: dict[Name, bytes] = {}  # of known blocks
         self.tiers: Tiers | None = None
@@ -98,7 +105,7 @@ class PrefixCache:
     def match(
         self, tokens: Sequence[int], salt: str, most: int, digests: list[bytes] | None = None
     ) -> Prefix:
-        """The longest known prefix of up to `most` tokens. Its blocks are not held yet.
+        """The longest known prefix of up to `most` tokens. Its blocks, and its source, are not held yet.
 
         A tail in it is taken over by holding it and forgetting what it was. digests: of the first blocks of
         these tokens, as far as earlier calls have needed them; it grows.
@@ -116,12 +123,34 @@ class PrefixCache:
             found.below = self._held_below(self.tiers, tokens, salt, len(found.names), most, digests)
         if found.below:
             return found
-        block, held = self._tails.get(found.names[-1] if found.names else salt, (-1, ()))
-        same = _num_same(tokens[found.num_tokens : most], held)
-        if same:
-            found.blocks.append(block)
-            found.num_tokens += same
+        self._match_part(
+            found, salt, tokens[found.num_tokens : min(most, found.num_tokens + self._block_tokens)]
+        )
         return found
+
+    def _match_part(self, found: Prefix, salt: str, rest: Sequence[int]) -> None:
+        """Adds the longest part of a block that begins as `rest`."""
+        before = found.names[-1] if found.names else salt
+        tail, held = self._tails.get(before, (-1, ()))
+        same_tail, (block, same) = _num_same(rest, held), self._closest(before, tuple(rest))
+        if max(same_tail, same) == 0:
+            return
+        if same_tail == len(held) >= same:
+            found.blocks.append(tail)
+        else:
+            found.source = block if same >= same_tail else tail
+        found.num_tokens += max(same_tail, same)
+
+    def _closest(self, before: Name, rest: tuple[int, ...]) -> tuple[int, int]:
+        """Of the known blocks after one the one with the longest beginning of `rest`, and its length.
+
+        In sorted order it stands beside the place of `rest`.
+        """
+        after = self._after.get(before, [])
+        at = bisect_left(after, rest)
+        near = [(_num_same(rest, tokens), tokens) for tokens in after[max(0, at - 1) : at + 1]]
+        same, tokens = max(near, default=(0, ()))
+        return (self._known[before, tokens][0], same) if same else (-1, 0)
 
     def name(
         self, tokens: Sequence[int], salt: str, blocks: Sequence[int], names: list[Name], count: int
@@ -195,6 +224,7 @@ class PrefixCache:
         known = (block, next(self._names))
         self._known[key] = known
         self._keys[block] = key
+        insort(self._after.setdefault(key[0], []), key[1])
         self._digests[known[1]] = self._digest(*key)
         self._blocks.keep(block)
         return known
@@ -236,7 +266,12 @@ class PrefixCache:
         if block in self._before_tail:
             del self._tails[self._before_tail.pop(block)]
         else:
-            del self._digests[self._known.pop(self._keys.pop(block))[1]]
+            before, tokens = key = self._keys.pop(block)
+            del self._digests[self._known.pop(key)[1]]
+            after = self._after[before]
+            del after[bisect_left(after, tokens)]
+            if not after:
+                del self._after[before]
 
 
 def _num_same(a: Sequence[int], b: Sequence[int]) -> int:

@@ -53,6 +53,7 @@ class Runner:
         """
         with torch.inference_mode(), abandoned_if_failing(self._handoff):
             batch = make_batch(plan, self.block_tokens)
+            self.state.copy_blocks(batch.copies)
             if self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode:
                 return self._decode(batch)
             x = self.model.forward(batch, self.state)
@@ -107,6 +108,7 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
     width = table_width or max(len(part.sequence.blocks) for part in plan.slices)
     block_tables = np.zeros((len(plan.slices), width), np.int32)
     logit_rows: list[int] = []
+    copies: list[tuple[int, int]] = []
     begin = 0
     for line, part in enumerate(plan.slices):
         end, stop = begin + part.num_rows, part.start + part.num_rows
@@ -118,6 +120,8 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
         sequences[begin:end] = line
         sampled[begin:end] = position >= part.sequence.num_prompt_tokens
         slots[begin:end] = blocks[position // block_tokens] * block_tokens + position % block_tokens
+        if part.source is not None:
+            copies.append((part.source, part.sequence.blocks[part.start // block_tokens]))
         logit_rows += range(end - part.num_logits, end)
         begin = end
     return Batch(
@@ -129,4 +133,5 @@ def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch
         logit_rows=torch.tensor(logit_rows, dtype=torch.int32),
         sampled=torch.from_numpy(sampled),
         project_later=plan.tells_prompts and len(logit_rows) > PROMPT_LOGIT_ROWS,
+        copies=tuple(copies),
     )

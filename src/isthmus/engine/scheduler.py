@@ -40,6 +40,8 @@ class Sequence:
     num_cached: int | None = None  # of the prompt, found in the cache when it was first admitted
     blocks: list[int] = field(default_factory=list)  # empty while waiting
     names: list[Name] = field(default_factory=list)  # of its first blocks, as the prefix cache knows them
+    source: int | None = None  # a block it holds until its first tokens have been copied
+    origin: int | None = None  # what that was
     num_sound: int = 0  # tokens from which finite logits were computed, that others may find
     digests: list[bytes] = field(default_factory=list)  # of its first blocks, as far as tiers were asked
     below: list[bytes] = field(default_factory=list)  # digests of what is read into the blocks after `names`
@@ -74,6 +76,7 @@ class SequenceSlice:
     count: int
     draft: tuple[int, ...] = ()
     all_logits: bool = False  # of every row; else of the last token's and the draft's
+    source: int | None = None  # a block to be copied before, to that of token `start`
 
     @property
     def num_rows(self) -> int:
@@ -182,6 +185,7 @@ class Scheduler:
         for part in plan.slices:
             assert part.start == part.sequence.num_computed
             part.sequence.num_computed += part.count
+            self._drop_source(part.sequence)
 
     def append(self, sequence: Sequence, token: int) -> bool:
         """Adds a sampled token; True if it was the last that fits. It is computed in a later step, if any."""
@@ -213,12 +217,14 @@ class Scheduler:
                 queue.remove(sequence)
         if failed:
             # What it found in the cache goes too: whatever is wrong may have come from there.
-            self.prefixes.distrust(sequence.blocks)
+            origin = [] if sequence.origin is None else [sequence.origin]
+            self.prefixes.distrust([*sequence.blocks, *origin])
             sequence.num_sound = 0  # nor does it leave a tail
         self._give_back(sequence)
 
     def _slice(self, sequence: Sequence, count: int, draft: tuple[int, ...] = ()) -> SequenceSlice:
-        return SequenceSlice(sequence, sequence.num_computed, count, draft, sequence.wants_prompt_logits)
+        logits, source = sequence.wants_prompt_logits, sequence.source
+        return SequenceSlice(sequence, sequence.num_computed, count, draft, logits, source)
 
     def _make_room(self) -> None:
         """Every running sequence gets the blocks for its tokens so far, the oldest first."""
@@ -285,8 +291,14 @@ class Scheduler:
             salt, end = sequence.request.cache_salt, sequence.num_sound
             self.prefixes.leave_tail(sequence.tokens, salt, sequence.blocks, sequence.names, end)
         self.blocks.free(sequence.blocks)
-        sequence.blocks, sequence.names, sequence.draft = [], [], []
+        self._drop_source(sequence)
+        sequence.blocks, sequence.names, sequence.draft, sequence.origin = [], [], [], None
         sequence.num_computed = sequence.num_sound = 0
+
+    def _drop_source(self, sequence: Sequence) -> None:
+        if sequence.source is not None:
+            self.blocks.free([sequence.source])
+            sequence.source = None
 
     def _admit(self) -> None:
         """Lets waiting sequences in, in their order: a small one does not overtake a large one for ever.
@@ -322,19 +334,28 @@ class Scheduler:
         return self.prefixes.match(sequence.tokens, sequence.request.cache_salt, most, sequence.digests)
 
     def _place(self, sequence: Sequence, found: Prefix) -> bool:
-        """Gives it the blocks found and new ones for its other tokens, if one each is left for the others."""
-        for block in found.blocks:
+        """Gives it the blocks found and new ones for its other tokens, if one each is left for the others.
+
+        A source is a block more while it is held: where that is one too many, its tokens are computed.
+        """
+        if found.source is not None and not self._place_held(sequence, found, [found.source]):
+            found.num_tokens, found.source = len(found.names) * self.block_tokens, None
+        return sequence.blocks != [] or self._place_held(sequence, found, [])
+
+    def _place_held(self, sequence: Sequence, found: Prefix, sources: list[int]) -> bool:
+        for block in (*found.blocks, *sources):
             self.blocks.share(block)
         new = blocks_for(len(sequence.tokens) + 1, self.block_tokens) - len(found.blocks)
         enough = self.blocks.num_free >= new + self._num_admitted
         got = self.blocks.allocate(new) if enough or not self._num_admitted else None
         if got is None:
-            self.blocks.free(found.blocks)
+            self.blocks.free([*found.blocks, *sources])
             return False
         for tail in found.blocks[len(found.names) :]:
             self.blocks.forget(tail)  # it is written on from here
         sequence.blocks, sequence.names = found.blocks + got, found.names
         sequence.num_computed = sequence.num_sound = found.num_tokens
+        sequence.source = sequence.origin = found.source
         if found.below:
             sequence.below = found.below
             sequence.load = self.prefixes.load(sequence.tokens, found, got)

@@ -8,7 +8,7 @@ nobody: where rows write that only fill a step up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +106,15 @@ class State:
         self.layers = [
             kind.allocate(blocks, kv_dtype, place) for kind, place in zip(spec, places, strict=True)
         ]
+        self.tensors = [
+            value for layer in self.layers for value in vars(layer).values() if isinstance(value, Tensor)
+        ]
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Each (block, another) in this order: the other then holds what the first does, in all layers."""
+        for block, to in copies:
+            for tensor in self.tensors:
+                tensor[to].copy_(tensor[block])
 
 
 def bytes_per_block(spec: Sequence[StateKind], kv_dtype: KvDtype) -> int:
