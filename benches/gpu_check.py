@@ -47,11 +47,11 @@ from gpu_parts.lines import Line
 # In order of worth, should the time run out. Seconds from estimates: compiling takes most of the first three.
 PARTS = {
     "facts": Part("gpu_parts.facts:facts", 60),
-    "kernels": Part("gpu_parts.kernels:kernels", 150),
+    "kernels": Part("gpu_parts.kernels:kernels", 170),
     "steps": Part("gpu_parts.steps:steps", 120),
     "memops": Part("gpu_parts.handoffs:memops", 40),
     "hostfunc": Part("gpu_parts.handoffs:hostfunc", 40),
-    "rates": Part("gpu_parts.rates:rates", 90),
+    "rates": Part("gpu_parts.rates:rates", 110),
     "ring": Part("gpu_parts.ring:ring", 30),
     "qwen3": Part("gpu_parts.models:qwen3", 120),
     "deepseek": Part("gpu_parts.models:deepseek", 150),

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_parts.lines import Line, Setting, against
+from isthmus.config import BLOCK_TOKENS
+from isthmus.formats.kv_cache import KvDtype, row_bytes
 from isthmus.formats.spec import by_name
 from isthmus.gpu import (
     activation,
@@ -29,6 +31,7 @@ from isthmus.gpu import (
     rows,
 )
 from isthmus.gpu.fp8 import Fp8Matrix
+from isthmus.gpu.reference_cache import put
 from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 
 # Give weights of about 0.1.
@@ -52,6 +55,16 @@ class Maker:
     def i32(self, values: list[int] | range) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int32, device=self.device)
 
+    def cache(self, kv_dtype: KvDtype, num_blocks: int, *heads: int, width: int) -> Tensor:
+        """Normal values in bf16 or q8_0."""
+        if kv_dtype == "bf16":
+            return self.bf16(num_blocks, *heads, BLOCK_TOKENS, width)
+        out = planes(num_blocks, *heads, width=width, device=self.device)
+        for some in out.split(64):  # fp32 of all would be four times as much, several times
+            slots = torch.arange(len(some) * BLOCK_TOKENS, device=self.device)
+            put(some, slots, self.f32(len(slots), *heads, width))
+        return out
+
     def tables(self, sequences: int, blocks: int) -> Tensor:
         """Block tables of sequences whose blocks lie scattered."""
         order = torch.randperm(sequences * blocks, generator=self.generator, device=self.device)
@@ -72,6 +85,12 @@ class Maker:
         return out
 
 
+def planes(num_blocks: int, *heads: int, width: int, device: torch.device) -> Tensor:
+    """Zeroed memory of a cache of q8_0."""
+    nbytes = BLOCK_TOKENS * row_bytes("q8_0", width)
+    return torch.zeros(num_blocks, *heads, nbytes, dtype=torch.uint8, device=device)
+
+
 def kernels(setting: Setting) -> Iterator[Line]:
     """Every kernel's result; compilation takes most of the time."""
     make = Maker(setting.device)
@@ -79,6 +98,7 @@ def kernels(setting: Setting) -> Iterator[Line]:
     yield from check_fp8(make, setting.quick)
     yield from check_rows(make, setting.quick)
     yield from check_attention(make, setting.quick)
+    yield from check_q8_0_cache(make, setting.quick)
     yield from check_fixed(make, setting.quick)
 
 
@@ -181,6 +201,43 @@ def check_attention(make: Maker, quick: bool) -> Iterator[Line]:
     outs = [torch.empty(count, heads, value, device=make.device) for _ in range(2)]
     got = mla.mla_prefill(*how_far, outs[0], segment_tokens=64 if quick else 1024)
     yield against("MLA prefill", 1.2e-2, got, reference_attention.mla_prefill(*how_far, outs[1]))
+
+
+def check_q8_0_cache(make: Maker, quick: bool) -> Iterator[Line]:
+    """Bytes as the reference writes them, of rows that are not turned: what turns is rounded in two ways."""
+    heads, kv_heads, dim, blocks = (2, 1, 40, 2) if quick else (32, 4, 128, 40)
+    length, rows = blocks * 64 - 3, 40
+    one, zero = torch.ones(1, dim // 2, device=make.device), torch.zeros(1, dim // 2, device=make.device)
+    qkv, where = make.bf16(rows, (heads + 2 * kv_heads) * dim), (make.i32([0] * rows), make.i32(range(rows)))
+    qkv[7, (heads + kv_heads) * dim] = float("nan")
+    written = []
+    for write in (rope.rope_write, reference_attention.rope_write):
+        caches = [planes(1, kv_heads, width=dim, device=make.device) for _ in "kv"]
+        write(qkv.clone(), heads, kv_heads, one, zero, "neox", *where, *caches)
+        written.append(torch.cat(caches))
+    yield against("q8_0 cache, bytes", 0, *written)
+    keys, values = (make.cache("q8_0", 2 * blocks, kv_heads, width=dim) for _ in "kv")
+    tables, q = make.tables(2, blocks), make.bf16(2, heads, dim)
+    at = (make.i32([0, 1]), make.i32([length - 1, 70]), tables)
+    how = (q, keys, values, *at, dim**-0.5)
+    yield against("GQA decode over q8_0", 8e-3, decode.decode(*how), reference_attention.decode(*how))
+    count = 5 if quick else 200
+    q, positions = make.bf16(count, heads, dim), make.i32(range(length - count, length))
+    chunk = (q, keys, values, make.i32([0, count, count]), positions, tables, count, dim**-0.5)
+    got = prefill.prefill(*chunk)
+    yield against("GQA prefill over q8_0", 8e-3, got, reference_attention.prefill(*chunk))
+
+    heads, latent, rope_dims, nope, value = (2, 32, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
+    width, scale = latent + rope_dims, (nope + rope_dims) ** -0.5
+    cache = make.cache("q8_0", 2 * blocks, width=width)
+    absorbed = (make.bf16(2, heads, width), cache, rope_dims, *at, scale)
+    got = decode.mla_decode(*absorbed)
+    yield against("MLA decode over q8_0", 8e-3, got, reference_attention.mla_decode(*absorbed))
+    kv_b = (make.f32(heads * (nope + value), latent) * latent**-0.5).bfloat16()
+    far = (make.bf16(count, heads, nope + rope_dims), cache, tables[0], positions, length, kv_b, nope, scale)
+    outs = [torch.empty(count, heads, value, device=make.device) for _ in range(2)]
+    got = mla.mla_prefill(*far, outs[0], segment_tokens=64 if quick else 1024)
+    yield against("MLA prefill over q8_0", 1.2e-2, got, reference_attention.mla_prefill(*far, outs[1]))
 
 
 def check_fixed(make: Maker, quick: bool) -> Iterator[Line]:

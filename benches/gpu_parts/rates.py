@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import torch
 
 from gpu_parts.kernels import Maker, fp8_matrix
 from gpu_parts.lines import Line, Setting, against, microseconds
+from isthmus.formats.kv_cache import KvDtype, row_bytes
 from isthmus.formats.spec import by_name
 from isthmus.gpu import decode, fp8, linear, plain, reference_attention
 from isthmus.gpu.tiles import GPU_FORMATS
@@ -17,6 +19,7 @@ from isthmus.gpu.tiles import GPU_FORMATS
 SHAPES = {"q_a": (1536, 7168), "q_b": (24576, 1536), "o": (7168, 16384), "shared gate": (2048, 7168)}
 MEASURED_BYTES = 1 << 30  # of weights that a graph walks over
 CONTEXTS = (4096, 32768, 131072)
+CACHES: tuple[KvDtype, ...] = ("bf16", "q8_0")
 
 
 def copies_of(nbytes: int) -> int:
@@ -68,14 +71,19 @@ def rates(setting: Setting) -> Iterator[Line]:
                 f"fp8 by {'block' if blocks else 'row'}, {way}, {shape} {n} x {k}, 1 rows", n * k, calls
             )
             del quarter, calls
-    for context in CONTEXTS:
-        nbytes = context * 576 * 2
-        where = (make.i32([0]), make.i32([context - 1]), make.tables(1, context // 64), 0.07)
-        q, out = make.bf16(1, 128, 576), make.bf16(1, 128, 512)
-        caches = [make.bf16(context // 64, 64, 576) for _ in range(copies_of(nbytes))]
+    for context, kv_dtype in product(CONTEXTS, CACHES):
+        blocks, what = context // 64, f"{kv_dtype}, {context} keys"
+        where = (make.i32([0]), make.i32([context - 1]), make.tables(1, blocks), 0.07)
+        q, out, nbytes = make.bf16(1, 128, 576), make.bf16(1, 128, 512), context * row_bytes(kv_dtype, 576)
+        caches = [make.cache(kv_dtype, blocks, width=576) for _ in range(copies_of(nbytes))]
+        found = decode.mla_decode(q, caches[0], 64, *where)
         expected = reference_attention.mla_decode(q, caches[0], 64, *where)
-        yield against(
-            f"MLA decode, {context} keys", 8e-3, decode.mla_decode(q, caches[0], 64, *where), expected
-        )
+        yield against(f"MLA decode, {what}", 8e-3, found, expected)
         calls = [partial(decode.mla_decode, q, cache, 64, *where, out) for cache in caches]
-        yield line(f"MLA decode, {context} keys", nbytes, calls)
+        yield line(f"MLA decode, {what}", nbytes, calls)
+        del caches, calls
+        q, nbytes = make.bf16(1, 32, 128), 2 * context * 4 * row_bytes(kv_dtype, 128)  # qwen3-30b-a3b's heads
+        pairs = [[make.cache(kv_dtype, blocks, 4, width=128) for _ in "kv"] for _ in range(copies_of(nbytes))]
+        calls = [partial(decode.decode, q, *pair, *where, torch.empty_like(q)) for pair in pairs]
+        yield line(f"GQA decode, {what}", nbytes, calls)
+        del pairs, calls

@@ -87,19 +87,26 @@ COMPANY: dict[str, dict[str, Any]] = {
     "in chunks, with drafts": {"parallel": 4, "chunk_tokens": 40, "speculate": "ngram"},
     "in halves, on two": {"parallel": 4, "overlap": True, "gpus": 2},
     "late experts": {"parallel": 4, "defer_experts": 1, "overlap": True},
+    "a cache of q8_0": {
+        "parallel": 4,
+        "kv_dtype": "q8_0",
+        "chunk_tokens": 40,
+        "speculate": "ngram",
+        "gpus": 2,
+    },
 }
 
 
 @pytest.fixture(scope="module")
-def alone(path: Path) -> Callable[[int], dict[str, list[Output]]]:
-    """By how many experts are late: each request in an engine of its own."""
+def alone(path: Path) -> Callable[[int, str], dict[str, list[Output]]]:
+    """By how many experts are late and the cache's type: each request in an engine of its own."""
 
     @cache
-    def answers(defer: int) -> dict[str, list[Output]]:
+    def answers(defer: int, kv_dtype: str) -> dict[str, list[Output]]:
         events: dict[str, list[Output]] = {}
         with pytest.MonkeyPatch.context() as monkeypatch:
             for request in REQUESTS:
-                engine = exact(path, monkeypatch, parallel=1, defer_experts=defer)
+                engine = exact(path, monkeypatch, parallel=1, defer_experts=defer, kv_dtype=kv_dtype)
                 events |= run(engine, [request])
                 engine.close()
         return events
@@ -110,12 +117,12 @@ def alone(path: Path) -> Callable[[int], dict[str, list[Output]]]:
 @pytest.mark.parametrize("company", COMPANY)
 def test_company_changes_no_bit(
     path: Path,
-    alone: Callable[[int], dict[str, list[Output]]],
+    alone: Callable[[int, str], dict[str, list[Output]]],
     monkeypatch: pytest.MonkeyPatch,
     company: str,
 ) -> None:
     options = COMPANY[company]
-    wanted = alone(options.get("defer_experts", 0))
+    wanted = alone(options.get("defer_experts", 0), options.get("kv_dtype", "bf16"))
     engine = exact(path, monkeypatch, **options)
     for _ in range(2):  # the second time from the prefix cache
         for name, events in run(engine, REQUESTS).items():

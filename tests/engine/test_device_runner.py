@@ -35,6 +35,7 @@ from models.steps import prompt_of
 # Five decodes of three sequences; the second begins its second block meanwhile.
 PROMPTS = [prompt_of(length, tiny.VOCAB, seed) for seed, length in enumerate([9, 62, 40])]
 TOKENS = 6
+CACHES = {"bf16": torch.bfloat16, "q8_0": torch.uint8}
 EXPERT_LAYERS = {"qwen3moe": 2, "gpt-oss": 2, "deepseek-v3": 2}
 
 
@@ -64,12 +65,26 @@ def test_what_ran_is_said(engine: Engine, path: Path) -> None:
     assert counted.bytes_x == counted.bytes_y == layers * rows * hidden * 2  # bf16
 
 
-@pytest.mark.parametrize("options", [{"strategy": "hybrid"}, {"strategy": "gpu"}, {"residual_dtype": "f32"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "hybrid"},
+        {"strategy": "gpu"},
+        {"residual_dtype": "f32"},
+        {"strategy": "hybrid", "kv_dtype": "q8_0"},
+        {"strategy": "gpu", "kv_dtype": "q8_0"},
+        {"strategy": "stream", "kv_dtype": "q8_0"},
+    ],
+    ids=str,
+)
 def test_logits_are_the_cpus_within_the_bound_of_bf16(
     path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Design 6: 8 % of their standard deviation, the same experts taken. A prefill and a decode."""
-    plain, engine = Engine(path, RunOptions(strategy="cpu", threads=2)), start(path, monkeypatch, **options)
+    kv_dtype = options.get("kv_dtype", "bf16")
+    plain = Engine(path, RunOptions(strategy="cpu", threads=2, kv_dtype=kv_dtype))
+    engine = start(path, monkeypatch, **options)
+    assert {cache.dtype for cache in caches_of(engine)} == {CACHES[kv_dtype]}
     routes = recorded(plain._runner.model)
     wanted = logits_of(plain, PROMPTS[1:2], 2)
     replayed(engine._runner.model, routes)
@@ -117,10 +132,12 @@ def spare_blocks(engine: Engine) -> Tensor:
     return torch.cat([cache[state.spare_block].flatten() for cache in caches])
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_a_captured_step_is_the_eager_one(path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+@pytest.mark.parametrize(("gpus", "kv_dtype"), [(1, "bf16"), (2, "bf16"), (2, "q8_0")])
+def test_a_captured_step_is_the_eager_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, kv_dtype: str
+) -> None:
     """Bit for bit, over replays with other tokens, positions and tables; a fourth row repeats one."""
-    engine = start(path, monkeypatch, gpus=gpus)
+    engine = start(path, monkeypatch, gpus=gpus, kv_dtype=kv_dtype)
     assert len(runner_of(engine).places) == gpus
     rows = against_eager(engine)
     answers(engine, PROMPTS, TOKENS)

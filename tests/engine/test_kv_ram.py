@@ -34,15 +34,16 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny.write_case(tmp_path_factory.mktemp("models") / "tiny.gguf", case, model)
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(("gpus", "kv_dtype"), [(1, "bf16"), (2, "bf16"), (2, "q8_0")])
 def test_what_was_evicted_from_a_device_comes_back_with_its_bits(
-    path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
+    path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, kv_dtype: str
 ) -> None:
     """Beside it a cache with room for all, in which the same blocks are found."""
-    roomy = start(path, monkeypatch, gpus=gpus, context_tokens=256, parallel=4)
+    options: dict[str, Any] = {"gpus": gpus, "context_tokens": 256, "kv_dtype": kv_dtype}
+    roomy = start(path, monkeypatch, parallel=4, **options)
     answers(roomy, [FIRST])
     wanted = logits_of(roomy, [SECOND])
-    tight = start(path, monkeypatch, gpus=gpus, context_tokens=256, parallel=1, kv_ram=1 << 20)
+    tight = start(path, monkeypatch, parallel=1, kv_ram=1 << 20, **options)
     assert tight.stats().num_blocks == 4
     for prompt in (FIRST, OTHER):
         answers(tight, [prompt])
@@ -57,10 +58,12 @@ def test_what_was_evicted_from_a_device_comes_back_with_its_bits(
     tight.close()
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8_0"])
 def test_ram_is_asked_before_disk_and_the_disk_has_what_a_device_computed_after_a_restart(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kv_dtype: str
 ) -> None:
     options: dict[str, Any] = {"context_tokens": 256, "parallel": 1, "kv_disk": str(tmp_path)}
+    options["kv_dtype"] = kv_dtype
     engine = start(path, monkeypatch, kv_ram=1 << 20, **options)
     wanted = answers(engine, [FIRST, OTHER, FIRST])[2]
     ram, disk = engine.stats().tiers

@@ -17,6 +17,8 @@ import aot
 import torch
 from torch import Tensor
 
+from isthmus.config import BLOCK_TOKENS
+from isthmus.formats.kv_cache import row_bytes
 from isthmus.gpu import (
     activation,
     decode,
@@ -31,6 +33,7 @@ from isthmus.gpu import (
     router,
     rows,
 )
+from isthmus.gpu.cache import read_rows
 from isthmus.gpu.tiles import PackedMatrix
 
 
@@ -44,6 +47,12 @@ def bf16(*shape: int) -> Tensor:
 
 def i32(*shape: int) -> Tensor:
     return torch.empty(*shape, dtype=torch.int32, device="meta")
+
+
+def planes(width: int, *heads: int) -> Tensor:
+    """A cache of q8_0."""
+    nbytes = BLOCK_TOKENS * row_bytes("q8_0", width)
+    return torch.empty(100, *heads, nbytes, dtype=torch.uint8, device="meta")
 
 
 def packed(name: str, experts: int, rows: int, columns: int) -> PackedMatrix:
@@ -78,14 +87,17 @@ def sinks_and_window() -> object:
     return prefill.prefill(bf16(512, 64, 64), cache, cache, i32(3), i32(512), i32(2, 512), 512, 0.1, **how)  # type: ignore[arg-type]
 
 
-def gqa_decode() -> object:
-    cache = bf16(100, 4, 64, 128)
-    return decode.decode(bf16(4, 32, 128), cache, cache, i32(4), i32(4), i32(4, 512), 0.1)
+def gqa_decode(cache: Tensor) -> Callable[[], object]:
+    return lambda: decode.decode(bf16(4, 32, 128), cache, cache, i32(4), i32(4), i32(4, 512), 0.1)
 
 
-def gqa_prefill() -> object:
-    cache = bf16(100, 4, 64, 128)
-    return prefill.prefill(bf16(512, 32, 128), cache, cache, i32(3), i32(512), i32(2, 512), 512, 0.1)
+def gqa_prefill(cache: Tensor) -> Callable[[], object]:
+    chunk = (i32(3), i32(512), i32(2, 512), 512, 0.1)
+    return lambda: prefill.prefill(bf16(512, 32, 128), cache, cache, *chunk)
+
+
+def mla_decode(cache: Tensor) -> Callable[[], object]:
+    return lambda: decode.mla_decode(bf16(4, 128, 576), cache, 64, i32(4), i32(4), i32(4, 512), 0.1)
 
 
 def mla_chunk() -> object:
@@ -104,15 +116,14 @@ def expanded() -> object:
     return out
 
 
-def ropes() -> object:
-    cos, caches = f32(4096, 64), bf16(2, 100, 4, 64, 128)
-    norms = {"q_norm": f32(128), "k_norm": f32(128), "eps": 1e-6}
-    rope.rope_write(bf16(4, 40 * 128), 32, 4, cos, cos, "neox", i32(4), i32(4), *caches, **norms)
-    q, cos = bf16(4, 128, 192)[..., 128:], f32(4096, 32)
-    rope.latent_write(
-        q, q, bf16(4, 576), cos, cos, "norm", i32(4), i32(4), bf16(100, 64, 576), f32(512), 1e-6
-    )
-    return None
+def ropes(keys: Tensor, latents: Tensor) -> Callable[[], object]:
+    def calls() -> None:
+        cos, norms = f32(4096, 64), {"q_norm": f32(128), "k_norm": f32(128), "eps": 1e-6}
+        rope.rope_write(bf16(4, 40 * 128), 32, 4, cos, cos, "neox", i32(4), i32(4), keys, keys, **norms)
+        q, cos = bf16(4, 128, 192)[..., 128:], f32(4096, 32)
+        rope.latent_write(q, q, bf16(4, 576), cos, cos, "norm", i32(4), i32(4), latents, f32(512), 1e-6)
+
+    return calls
 
 
 def joint_norms() -> object:
@@ -141,12 +152,14 @@ CALLS: dict[str, Callable[[], object]] = {
     "dequantise": lambda: dequantise.dequantise(packed("q8_0", 1, 1536, 7168)),
     "embed": lambda: embedding.embed(i32(4), packed("q8_0", 1, 129280, 7168), bf16(4, 7168)),
     "experts, 512 tokens": routed(512),
-    "MLA decode": lambda: decode.mla_decode(
-        bf16(4, 128, 576), bf16(100, 64, 576), 64, i32(4), i32(4), i32(4, 512), 0.1
-    ),
+    "MLA decode": mla_decode(bf16(100, 64, 576)),
+    "MLA decode over q8_0": mla_decode(planes(576)),
     "MLA prefill": expanded,
+    "latents of q8_0": lambda: read_rows(planes(576), i32(32), 2000, 576),
+    "GQA decode over q8_0": gqa_decode(planes(128, 4)),
+    "GQA prefill over q8_0": gqa_prefill(planes(128, 4)),
     "fixed product": lambda: fixed.product_f32(f32(4, 7168), f32(256, 7168)),
-    "rope": ropes,
+    "rope": ropes(bf16(100, 4, 64, 128), bf16(100, 64, 576)),
     "rows": row_operators,
     "router": routers,
 }
@@ -164,8 +177,9 @@ VARIANTS: dict[str, Callable[[], object]] = {
     "GQA with sinks and a window": sinks_and_window,
     "fixed experts, 1 token": routed(1, fixed=True),
     "fixed, transposed": lambda: fixed.batched_f32(bf16(128, 4, 128), bf16(128, 128, 512).transpose(1, 2)),
-    "GQA decode": gqa_decode,
-    "GQA prefill": gqa_prefill,
+    "GQA decode": gqa_decode(bf16(100, 4, 64, 128)),
+    "GQA prefill": gqa_prefill(bf16(100, 4, 64, 128)),
+    "rope into q8_0": ropes(planes(128, 4), planes(576)),
     "joint norms, partial rope": joint_norms,
     "MLA prefill, all of it": mla_chunk,
 }

@@ -81,7 +81,7 @@ def test_every_check_runs_and_a_wrong_kernel_fails_it(script: Any, monkeypatch: 
     monkeypatch.setattr(activation, "act_mul", lambda *args: right(*args) * 1.125)
     lines = list(lines_of(script.PARTS["kernels"].where, Setting(torch.device("cpu"), True)))
     assert [line.what for line in lines if line.wrong] == ["silu * up"]
-    assert len([line for line in lines if line.error is not None]) == len(lines) == 28
+    assert len([line for line in lines if line.error is not None]) == len(lines) == 33
 
 
 def test_what_fails_dies_or_hangs_leaves_the_others(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.engine.state import State
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.gpu.launch import recorded
 from isthmus.models.base import Model
 from isthmus.modules.on_gpu.step import CHUNK_ROWS, DeviceStep, DeviceSteps
@@ -65,13 +66,15 @@ def logits_of(model: Model) -> Tensor:
     return torch.cat(Session(model, 2).step(PIECES))
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "deepseek-v3"])  # the interpreter takes 5 s for one
-def test_a_model_through_the_kernels(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("qwen3moe", "bf16"), ("deepseek-v3", "bf16"), ("deepseek-v3", "q8_0")]
+)  # the interpreter takes 5 s for one
+def test_a_model_through_the_kernels(name: str, kv_dtype: KvDtype, tmp_path: Path) -> None:
     path = write(tmp_path, name)
     model = devices.native(path)
     routes = devices.recorded(model)
     wanted = logits_of(model)
-    got = logits_of(devices.replayed(devices.resident(path, kernels="triton"), routes))
+    got = logits_of(devices.replayed(devices.resident(path, kernels="triton", kv_dtype=kv_dtype), routes))
     assert devices.distance(got, wanted) <= devices.BOUND
 
 
@@ -84,14 +87,23 @@ def test_under_exact_batching_a_row_through_the_kernels_is_its_own(tmp_path: Pat
 
 @pytest.mark.parametrize("rows", [2, MAX_CAPTURED_ROWS])
 @pytest.mark.parametrize("kind", [GgmlType.Q8_0, GgmlType.BF16])
-@pytest.mark.parametrize(("name", "exact"), [*((name, False) for name in CASES), ("deepseek-v3", True)])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in CASES),
+        ("deepseek-v3", {"exact": True}),
+        ("qwen3moe", {"kv_dtype": "q8_0"}),
+        ("deepseek-v3", {"kv_dtype": "q8_0"}),
+    ],
+    ids=str,
+)
 def test_a_decode_step_reads_no_device_memory(
-    name: str, exact: bool, kind: GgmlType, rows: int, tmp_path: Path
+    name: str, options: dict[str, Any], kind: GgmlType, rows: int, tmp_path: Path
 ) -> None:
     """On memory that does not exist: whoever looked at a value on the way, or sized anything by one, would
     fail here as it would in the capture of a CUDA graph."""
     path = write(tmp_path, name, kind)
-    target, model, state = on_meta(path, exact=exact)
+    target, model, state = on_meta(path, **options)
     step = DeviceStep.for_decodes(rows, 2, target)
     batch = Session(devices.native(path), 2, 64).batch([(0, [1]), (1, [2])])
     launched: list[str] = []
@@ -104,21 +116,26 @@ def test_a_decode_step_reads_no_device_memory(
     assert packed | {"_rms_norm", "_route", "_decode_split", "_merge", "_weighted_sum"} <= set(launched)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_chunk_reads_no_device_memory(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [*((name, "bf16") for name in CASES), ("qwen3moe", "q8_0"), ("deepseek-v3", "q8_0")],
+)
+def test_a_chunk_reads_no_device_memory(name: str, kv_dtype: KvDtype, tmp_path: Path) -> None:
     """What the wrappers of prefill ask of their tensors holds for a model's."""
     path = write(tmp_path, name)
-    target, model, state = on_meta(path)
+    target, model, state = on_meta(path, kv_dtype=kv_dtype)
     batch = Session(devices.native(path), 2, 64).batch([(0, [1] * CHUNK_ROWS), (1, [2])])
     launched: list[str] = []
     with recorded(lambda kernel, *_: launched.append(kernel.__name__)), torch.inference_mode():
         logits = model.compute(DeviceSteps.of(batch.prepare(VOCAB, 4), [target]), state)
     assert logits.shape == (CHUNK_ROWS + 1, VOCAB)
     assert {"_prefill", "_decode_split", "_linear", "_gate_up"} <= set(launched)
+    assert ("_read_rows" in launched) == ((name, kv_dtype) == ("deepseek-v3", "q8_0"))
 
 
-def on_meta(path: Path, *, exact: bool = False) -> tuple[Target, Model, State]:
+def on_meta(path: Path, *, exact: bool = False, kv_dtype: KvDtype = "bf16") -> tuple[Target, Model, State]:
     """The model with its weights and caches in memory that does not exist."""
     target = Target.of("meta", kernels="triton", exact=exact)
-    model = devices.on_targets(path, Targets.one(target, devices.all_resident(path)), exact=exact)
-    return target, model, State(model.state_spec(), 4, "bf16", [target.device])
+    targets = Targets.one(target, devices.all_resident(path))
+    model = devices.on_targets(path, targets, exact=exact, kv_dtype=kv_dtype)
+    return target, model, State(model.state_spec(), 4, kv_dtype, [target.device])

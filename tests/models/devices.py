@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.config import RunOptions
+from isthmus.formats.kv_cache import KvDtype
 from isthmus.models.base import Model, load_model
 from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.split import ExpertSplit
@@ -37,14 +38,15 @@ def native(path: Path) -> Model:
     return load_model(open_weights(path), RunOptions(threads=2, kv_dtype="f32"))
 
 
-def on_targets(path: Path, targets: Targets, *, exact: bool = False) -> Model:
-    return load_model(open_weights(path), RunOptions(threads=2, exact_batching=exact), targets=targets)
+def on_targets(path: Path, targets: Targets, *, exact: bool = False, kv_dtype: KvDtype = "bf16") -> Model:
+    options = RunOptions(threads=2, exact_batching=exact, kv_dtype=kv_dtype)
+    return load_model(open_weights(path), options, targets=targets)
 
 
-def resident(path: Path, *, exact: bool = False, **options: Any) -> Model:
+def resident(path: Path, *, exact: bool = False, kv_dtype: KvDtype = "bf16", **options: Any) -> Model:
     """Strategy `gpu`: everything on one target."""
     target = Target.of("cpu", exact=exact, **options)
-    return on_targets(path, Targets.one(target, all_resident(path)), exact=exact)
+    return on_targets(path, Targets.one(target, all_resident(path)), exact=exact, kv_dtype=kv_dtype)
 
 
 def split(path: Path, residual: torch.dtype = torch.bfloat16) -> tuple[Model, ExpertSplit]:

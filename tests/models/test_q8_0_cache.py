@@ -10,13 +10,16 @@ e s, at random, have a KL of (e s)^2 / 2: with e = 2 r sqrt(2 L), 4 L r^2 s^2. b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from isthmus.formats.kv_cache import KvDtype, row_bytes
-from models import routing, tiny
+from isthmus.models.base import Model
+from models import devices, routing, tiny
 from models.steps import Session, load, prompt_of, whole
 
 ROUNDING = 2.35 / 127 / 12**0.5
@@ -55,14 +58,42 @@ def test_logits_are_off_by_what_the_rounding_explains(
     assert bf16 < q8_0 <= most
 
 
+@pytest.mark.parametrize("exact_batching", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3moe", "deepseek-v3"])
+def test_on_a_device_they_are_the_cpus_but_for_bf16(
+    family: str, exact_batching: bool, tmp_path: Path
+) -> None:
+    """Chunks, pieces and decodes on a stand-in, against the CPU's q8_0, its cache of fp32 and the device's of
+    bf16: a root of a KL is a distance, so the rounding's and that of the device's own bf16 at most add up."""
+    case = tiny.CASES[family]
+    path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.round_to_bf16(tiny.build(case)))
+    reference = load(path, exact_batching=exact_batching)
+    routes = devices.recorded(reference)
+    wanted = devices.run(reference)
+    cpu = load(path, exact_batching=exact_batching, kv_dtype="q8_0")
+    cpus = devices.run(devices.replayed(cpu, routes))
+
+    def made(kv_dtype: KvDtype) -> Tensor:
+        model = devices.resident(path, exact=exact_batching, kv_dtype=kv_dtype)
+        return devices.run(devices.replayed(model, routes))
+
+    bf16, q8_0 = made("bf16"), made("q8_0")
+    most = (bound(wanted, len(reference.layers)) ** 0.5 + kl(wanted, bf16) ** 0.5) ** 2  # type: ignore[attr-defined]
+    print(f"{family}: KL {kl(wanted, q8_0):.1e} of at most {most:.1e}; bf16 {kl(wanted, bf16):.1e}")
+    assert max(kl(wanted, q8_0), kl(bf16, q8_0)) <= most
+    assert devices.distance(q8_0, cpus) <= devices.BOUND
+    assert not torch.equal(q8_0, bf16)
+
+
+@pytest.mark.parametrize("where", [load, devices.resident], ids=["cpu", "device"])
 @pytest.mark.parametrize("family", ["llama", "deepseek-v2-lite"])
-def test_the_bound_tells_a_wrong_cache(family: str, tmp_path: Path) -> None:
+def test_the_bound_tells_a_wrong_cache(family: str, where: Callable[..., Model], tmp_path: Path) -> None:
     """The codes of one layer moved by one column: more than ten times the bound."""
     case = tiny.CASES[family]
     path = tiny.write_case(tmp_path / "tiny.gguf", case, tiny.build(case))
     logits = []
     for wrong in (False, True):
-        model = load(path, kv_dtype="q8_0")
+        model = where(path, kv_dtype="q8_0")
         session = Session(model, 1)
         session.step([(0, PROMPT[:-1])])
         kind = model.state_spec()[0]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from cache_kit import empty_cache, held, put
 from rows_kit import Step, make_step, randn, scattered_tables
 from torch import Tensor
 
+from cache_kit import empty_cache, held, put
 from isthmus.native.rows import BLOCK_TOKENS, Attention, SegmentAttention
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cache_kit import DTYPES, empty_cache, held, put
 from rows_kit import (
     assert_close,
     assert_same_bits,
@@ -25,6 +24,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     apply_rotary_pos_emb_interleave,
 )
 
+from cache_kit import DTYPES, empty_cache, held, put
 from isthmus.formats.kv_cache import KV_DTYPES
 from isthmus.native.rows import BLOCK_TOKENS, LatentWrite, MlaAttention, RopeTable, SegmentAttention
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cache_kit import empty_cache, held, put, values_in
 from rows_kit import Step, assert_same_bits, bits, make_step, on_every_isa, randn, scattered_tables
 from torch import Tensor
 
+from cache_kit import empty_cache, held, put, values_in
 from isthmus.formats.kv_cache import KvDtype, row_bytes
 from isthmus.native import rows as native_rows
 from isthmus.native.rows import BLOCK_TOKENS, Attention, LatentWrite, RopeTable, RopeWrite

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cache_kit import DTYPES
 from rows_kit import (
     assert_close,
     assert_same_bits,
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from cache_kit import DTYPES
 from isthmus.native import rows as native_rows
 from isthmus.native.rows import PagedRows, RopeTable, RopeWrite, act_mul, axpy, rms_norm
 from isthmus.native.sampling import all_finite, topn

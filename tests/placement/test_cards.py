@@ -10,7 +10,6 @@ import pytest
 
 from isthmus.config import RunOptions
 from isthmus.errors import DeviceError, NotEnoughMemoryError
-from isthmus.formats.kv_cache import KvDtype
 from isthmus.placement.nvidia import Gpu
 from isthmus.placement.plan import plan
 from isthmus.weights.dummy import DummySource
@@ -140,15 +139,23 @@ def test_a_card_nobody_asked_for_that_is_too_old_leaves_the_cpu_and_a_note(qwen:
     assert plan(old, qwen, RunOptions(strategy="cpu")).notes == ()
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
-def test_a_cache_that_cards_do_not_read_leaves_the_cpu_or_is_refused(
-    qwen: DummySource, kv_dtype: KvDtype
-) -> None:
+def test_a_cache_that_cards_do_not_read_leaves_the_cpu_or_is_refused(qwen: DummySource) -> None:
     """Before anything is loaded, and by name."""
-    with_card = machine(64, card())
-    made = plan(with_card, qwen, RunOptions(kv_dtype=kv_dtype))
+    with_card, said = machine(64, card()), "a GPU's attention reads a cache of bf16 or q8_0; leave --kv-dtype"
+    made = plan(with_card, qwen, RunOptions(kv_dtype="f32"))
     assert made.strategy == "cpu"
-    assert made.notes[0].startswith("on the CPU: a GPU's attention reads a cache of bf16; leave --kv-dtype")
+    assert made.notes[0].startswith(f"on the CPU: {said} f32 out")
     for asked in ({"strategy": "hybrid"}, {"device": "cuda"}):
-        with pytest.raises(DeviceError, match=f"leave --kv-dtype {kv_dtype} out, or use --strategy cpu"):
-            plan(with_card, qwen, RunOptions(kv_dtype=kv_dtype, **asked))
+        with pytest.raises(DeviceError, match=f"{said} f32 out, or use --strategy cpu"):
+            plan(with_card, qwen, RunOptions(kv_dtype="f32", **asked))
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "stream"])
+def test_a_q8_0_cache_on_a_card_holds_1_88_times_the_tokens(qwen: DummySource, strategy: Any) -> None:
+    with_card = machine(64, card())
+    options = RunOptions(strategy=strategy, context_tokens=4096)
+    plain, rounded = plan(with_card, qwen, options), plan(with_card, qwen, replace(options, kv_dtype="q8_0"))
+    assert rounded.strategy == strategy
+    assert rounded.devices[0].kv_bytes / plain.devices[0].kv_bytes == 34 / 64
+    assert rounded.tokens_fit / plain.tokens_fit == pytest.approx(64 / 34, rel=0.01)
+    assert "approximate: keys and values are rounded to q8_0 (--kv-dtype)" in rounded.notes

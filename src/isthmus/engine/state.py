@@ -126,10 +126,11 @@ def _zeros(planes: tuple[int, ...], width: int, kv_dtype: KvDtype, device: torch
     """Zeroed memory of BLOCK_TOKENS rows of `width` values for each plane; on the host it costs nothing
     until it is written: numpy asks calloc, torch.zeros would touch every page.
     """
-    if kv_dtype == "q8_0":  # native alone knows what stands where in a plane
+    if kv_dtype == "q8_0":  # csrc/rows/args.h has what stands where in a plane
+        bytes_ = (*planes, BLOCK_TOKENS * row_bytes(kv_dtype, width))
         if device.type != "cpu":
-            raise ValueError(f"a cache of q8_0 is the CPU's, not for {device}")
-        return torch.from_numpy(np.zeros((*planes, BLOCK_TOKENS * row_bytes(kv_dtype, width)), np.uint8))
+            return torch.zeros(bytes_, dtype=torch.uint8, device=device)
+        return torch.from_numpy(np.zeros(bytes_, np.uint8))
     shape = (*planes, BLOCK_TOKENS, width)
     if device.type != "cpu":
         dtype = torch.float32 if kv_dtype == "f32" else torch.bfloat16

@@ -16,6 +16,7 @@ builds of torch; so nothing outside this package imports one at its top level.
     grouping     pairs of a step by slot, without waiting for the device
     rows         RMS norm with residual, weighted sums
     activation   of a gated FFN
+    cache        rows of a paged cache, of bf16 or q8_0: all that is known of how they lie
     rope         head norms, rotation and cache writes in one pass
     router       scores, groups, top k
     decode       attention of single rows over a paged cache, keys split over programs (GQA and absorbed MLA)

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.gpu.cache import check_cache, load_rows, plane_at
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.launch import blocks, check, check_contiguous, launch, power_of_two
 from isthmus.gpu.softmax import LOG2_E, attend, load_bf16
@@ -45,15 +46,14 @@ def decode(
     """out[t] = softmax(scale q[t] k) v over keys 0 .. positions[t] of the row's sequence.
 
     q: bf16 or fp32 [T, heads, dim], any strides of rows and heads; keys, values: bf16 [blocks, kv_heads,
-    64, dim]; sequences, positions: int32 [T]; block_tables: int32 [S, max_blocks], of which entries past a
-    row's position may hold anything; a row at position -1 is nobody's (padding of a batch bucket): its out
-    is 0. out: bf16 or fp32 [T, heads, dim], rows and heads strided at will; None makes a bf16 one. window:
-    a row sees its last `window` keys, itself included (0: all). sinks: fp32 [heads], logits that take
-    weight and give no value.
+    64, dim], or q8_0 [blocks, kv_heads, bytes] (see `cache`); sequences, positions: int32 [T];
+    block_tables: int32 [S, max_blocks], of which entries past a row's position may hold anything; a row at
+    position -1 is nobody's (padding of a batch bucket): its out is 0. out: bf16 or fp32 [T, heads, dim],
+    rows and heads strided at will; None makes a bf16 one. window: a row sees its last `window` keys, itself
+    included (0: all). sinks: fp32 [heads], logits that take weight and give no value.
     """
-    check("keys", keys, torch.bfloat16, None, None, BLOCK_TOKENS, q.shape[2])
-    check("values", values, torch.bfloat16, *keys.shape)
-    check_contiguous("keys", keys)
+    check_cache("keys", keys, torch.bfloat16, q.shape[2], None)
+    check("values", values, keys.dtype, *keys.shape)
     check_contiguous("values", values)
     return _decode(q, keys, values, 0, sequences, positions, block_tables, scale, out, window, sinks)
 
@@ -71,10 +71,9 @@ def mla_decode(
     """Absorbed MLA: every head attends to the latent rows; the values are the rows without their rope part.
 
     q: bf16 or fp32 [T, heads, latent + rope_dims], k_b applied; cache: bf16 [blocks, 64, latent +
-    rope_dims]; out: bf16 or fp32 [T, heads, latent]. The rest as `decode`.
+    rope_dims], or q8_0 [blocks, bytes]; out: bf16 or fp32 [T, heads, latent]. The rest as `decode`.
     """
-    check("cache", cache, torch.bfloat16, None, BLOCK_TOKENS, q.shape[2])
-    check_contiguous("cache", cache)
+    check_cache("cache", cache, torch.bfloat16, q.shape[2])
     keys = cache.unsqueeze(1)
     return _decode(q, keys, None, rope_dims, sequences, positions, block_tables, scale, out, 0, None)
 
@@ -211,17 +210,17 @@ def _decode_split(
     for i in range(begin * (BLOCK_TOKENS // STEP), end * (BLOCK_TOKENS // STEP)):
         key = i * STEP + tl.arange(0, STEP)
         block = tl.load(table + i * STEP // BLOCK_TOKENS).to(tl.int64)
-        at = ((block * KV_HEADS + kv_head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH
-        is_key = ((key >= first_key) & (key < length))[:, None]  # the others may hold anything, even NaN
-        k = tl.load(keys + at[:, None] + d[None, :], mask=is_key & (d < DIM)[None, :], other=0.0)
+        plane, offset = block * KV_HEADS + kv_head, key % BLOCK_TOKENS
+        is_key = (key >= first_key) & (key < length)  # the others may hold anything, even NaN
+        at = plane_at(keys, plane, WIDTH, BLOCK_TOKENS)
+        k = load_rows(at, offset, is_key, WIDTH, 0, DIM, DIM_BLOCK, BLOCK_TOKENS)
         k_rope, v = k, k
         if ROPE > 0:
-            k_rope = tl.load(
-                keys + at[:, None] + DIM + e[None, :], mask=is_key & (e < ROPE)[None, :], other=0.0
-            )
+            k_rope = load_rows(at, offset, is_key, WIDTH, DIM, ROPE, ROPE_BLOCK, BLOCK_TOKENS)
         if not SHARED:
-            v = tl.load(values + at[:, None] + d[None, :], mask=is_key & (d < DIM)[None, :], other=0.0)
-        seen = tl.trans(is_key)
+            at = plane_at(values, plane, WIDTH, BLOCK_TOKENS)
+            v = load_rows(at, offset, is_key, WIDTH, 0, DIM, DIM_BLOCK, BLOCK_TOKENS)
+        seen = is_key[None, :]
         m, total, o = attend(q_main, q_rope, k, k_rope, v, seen, scale, m, total, o, ROPE > 0)
     place = (row * (KV_HEADS * GROUP) + head) * SPLITS + split
     tl.store(states + place * 2, m, mask=member < GROUP)

@@ -26,6 +26,22 @@ def to_bf16(x):
 
 
 @triton.jit
+def to_bf16_once(x):
+    """The same, for operands of products that were unpacked in registers: an even number of values a thread.
+
+    To the compiler it has effects, so what leads to it is computed once and goes to the products through
+    shared memory. Otherwise it is repeated in the order of each operand: MLA's decode, whose keys are its
+    values too, unpacked them twice, read codes byte by byte and spilled 160 bytes a thread (8.6; now none).
+    """
+    if _INTERPRETED:
+        return to_bf16(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=False, pack=2
+        )
+
+
+@triton.jit
 def rounded_for(pointer, x):
     """fp32 x in the type that `pointer` points to."""
     if pointer.dtype.element_ty == tl.bfloat16:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.gpu.cache import check_cache, read_rows
 from isthmus.gpu.launch import check
 from isthmus.gpu.prefill import Carried, segment_prefill
 
@@ -33,15 +34,16 @@ def mla_prefill(
 ) -> Tensor:
     """out[t] = softmax(scale q[t] k) v over keys 0 .. positions[t] of one sequence.
 
-    q: bf16 or fp32 [T, heads, nope + rope]; cache: bf16 [blocks, 64, latent + rope]; block_table: int32
-    [max_blocks]; positions: int32 [T], rising; num_keys: the last position + 1, known to who made the
-    chunk. kv_b: bf16 [heads * (nope + value), latent], of each head the key's rows before the value's. out:
-    bf16 or fp32 [T, heads, value]. segment_tokens: keys made at a time, a multiple of 64.
+    q: bf16 or fp32 [T, heads, nope + rope]; cache: bf16 [blocks, 64, latent + rope], or q8_0 [blocks,
+    bytes]; block_table: int32 [max_blocks]; positions: int32 [T], rising; num_keys: the last position + 1,
+    known to who made the chunk. kv_b: bf16 [heads * (nope + value), latent], of each head the key's rows
+    before the value's. out: bf16 or fp32 [T, heads, value]. segment_tokens: keys made at a time, a multiple
+    of 64.
     """
     (rows, heads, width), (up_rows, latent) = q.shape, kv_b.shape
     value = up_rows // heads - nope
     check("kv_b", kv_b, torch.bfloat16, heads * (nope + value), latent)
-    check("cache", cache, torch.bfloat16, None, BLOCK_TOKENS, latent + width - nope)
+    check_cache("cache", cache, torch.bfloat16, latent + width - nope)
     check("block_table", block_table, torch.int32, None)
     check("out", out, (torch.bfloat16, torch.float32), rows, heads, value)
     if not 0 < num_keys <= block_table.shape[0] * BLOCK_TOKENS or segment_tokens % BLOCK_TOKENS:
@@ -54,7 +56,7 @@ def mla_prefill(
     for first in range(0, num_keys, segment_tokens):
         count = min(segment_tokens, num_keys - first)
         table = block_table[first // BLOCK_TOKENS : (first + count + BLOCK_TOKENS - 1) // BLOCK_TOKENS]
-        latents = cache.index_select(0, table).view(-1, latent + width - nope)[:count]
+        latents = read_rows(cache, table, count, latent + width - nope)
         expanded = (latents[:, :latent] @ kv_b.T).view(count, heads, nope + value)
         segment_prefill(
             q,

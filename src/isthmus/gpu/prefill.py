@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.gpu.cache import check_cache, load_rows, plane_at
 from isthmus.gpu.dtypes import rounded_for
 from isthmus.gpu.launch import blocks, check, check_contiguous, launch, power_of_two
 from isthmus.gpu.softmax import LOG2_E, attend, load_bf16
@@ -40,20 +41,20 @@ def prefill(
 
     q: bf16 or fp32 [T, heads, dim]; sequence s has rows starts[s] .. starts[s + 1] (int32 [S + 1]), of
     rising positions (int32 [T]), and line s of block_tables (int32 [S, max_blocks]); max_rows: no sequence
-    has more. keys, values: bf16 [blocks, kv_heads, 64, dim]; out, window, sinks: as `decode`'s.
+    has more. keys, values, out, window, sinks: as `decode`'s.
     """
     (rows, heads, dim), sequences = q.shape, block_tables.shape[0]
-    check("keys", keys, torch.bfloat16, None, None, BLOCK_TOKENS, dim)
-    check("values", values, torch.bfloat16, *keys.shape)
+    check_cache("keys", keys, torch.bfloat16, dim, None)
+    check("values", values, keys.dtype, *keys.shape)
+    check_contiguous("values", values)
     check("starts", starts, torch.int32, sequences + 1)
     check("block_tables", block_tables, torch.int32, sequences, None)
     check_contiguous("block_tables", block_tables)
     out = torch.empty(rows, heads, dim, dtype=torch.bfloat16, device=q.device) if out is None else out
     _launch(
         (blocks(max_rows, ROWS), heads, sequences),
-        q, out, (keys, keys.stride(1), keys.stride(2)), None, (values, values.stride(1), values.stride(2)),
-        starts, positions, scale, keys.shape[1], sinks=sinks, window=window, tables=block_tables,
-        block_stride=keys.stride(0), value_block_stride=values.stride(0),
+        q, out, (keys, 0, 0), None, (values, 0, 0), starts, positions, scale, keys.shape[1], dim,
+        sinks=sinks, window=window, tables=block_tables,
     )  # fmt: skip
     return out
 
@@ -93,7 +94,7 @@ def segment_prefill(
     _launch(
         (blocks(q.shape[0], ROWS), heads, 1),
         q, out, (keys, keys.stride(1), keys.stride(0)), rope_keys,
-        (values, values.stride(1), values.stride(0)), None, positions, scale, heads,
+        (values, values.stride(1), values.stride(0)), None, positions, scale, heads, keys.shape[2],
         first_key=first_key, num_keys=count, carried=carried, last=last,
     )  # fmt: skip
 
@@ -102,26 +103,24 @@ def _launch(
     grid: tuple[int, ...],
     q: Tensor,
     out: Tensor,
-    keys: tuple[Tensor, int, int],  # and strides of heads and tokens
+    keys: tuple[Tensor, int, int],  # and strides of heads and tokens, where they are not paged
     rope_keys: Tensor | None,
     values: tuple[Tensor, int, int],
     starts: Tensor | None,
     positions: Tensor,
     scale: float,
     kv_heads: int,
+    dim: int,
     *,
     sinks: Tensor | None = None,
     window: int = 0,
     tables: Tensor | None = None,
-    block_stride: int = 0,
-    value_block_stride: int = 0,
     first_key: int = 0,
     num_keys: int = 0,
     carried: Carried | None = None,
     last: bool = True,
 ) -> None:
     (rows, heads, width), value_dim = q.shape, out.shape[2]
-    dim = keys[0].shape[-1]
     if heads % kv_heads or window < 0:
         raise ValueError(f"{heads} query heads on {kv_heads} kv heads, window {window}")
     check("q", q, _FLOATS, rows, heads, width)
@@ -135,7 +134,6 @@ def _launch(
         q, *keys, rope_keys, 0 if rope_keys is None else rope_keys.stride(0), *values, starts, positions,
         tables, sinks, carried.state if carried else None, carried.parts if carried else None, out,
         float(scale * LOG2_E), rows, 0 if tables is None else tables.shape[1],
-        block_stride, value_block_stride,
         first_key, num_keys, *q.stride()[:2], *out.stride()[:2],
         GROUP=heads // kv_heads,
         HEADS=heads,
@@ -161,7 +159,6 @@ def _launch(
 def _prefill(
     q, keys, k_head_stride, k_token_stride, rope_keys, rope_stride, values, v_head_stride, v_token_stride,
     starts, positions, tables, sinks, state, parts, out, scale, num_rows, max_blocks,
-    k_block_stride, v_block_stride,
     first_key, num_keys, q_stride, q_head_stride, out_stride, out_head_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, ROPE: tl.constexpr,
     ROPE_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, WINDOW: tl.constexpr,
@@ -186,8 +183,9 @@ def _prefill(
         q_rope = q_main
         if ROPE > 0:
             q_rope = load_bf16(q_at + DIM + e[None, :], there[:, None] & (e < ROPE)[None, :])
-        keys += head // GROUP * k_head_stride
-        values += head // GROUP * v_head_stride
+        if not PAGED:
+            keys += head // GROUP * k_head_stride
+            values += head // GROUP * v_head_stride
 
         m = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
@@ -207,21 +205,23 @@ def _prefill(
             to_key = tl.minimum(to_key, first_key + num_keys)
         for start in range(from_key, to_key, STEP):
             key = start + tl.arange(0, STEP)
-            is_key = (key < to_key)[:, None]  # the others may hold anything, even NaN
+            is_key = key < to_key  # the others may hold anything, even NaN
             if PAGED:
                 block = tl.load(tables + start // BLOCK_TOKENS).to(tl.int64)
-                token = (key % BLOCK_TOKENS)[:, None]
-                k_at = keys + block * k_block_stride + token * k_token_stride
-                v_at = values + block * v_block_stride + token * v_token_stride
+                plane, token = block * (HEADS // GROUP) + head // GROUP, key % BLOCK_TOKENS
+                k_at = plane_at(keys, plane, DIM, BLOCK_TOKENS)
+                v_at = plane_at(values, plane, DIM, BLOCK_TOKENS)
+                k = load_rows(k_at, token, is_key, DIM, 0, DIM, DIM_BLOCK, BLOCK_TOKENS)
+                k_rope, v = k, load_rows(v_at, token, is_key, DIM, 0, DIM, DIM_BLOCK, BLOCK_TOKENS)
             else:
-                token = (key - first_key).to(tl.int64)[:, None]
+                token, is_key = (key - first_key).to(tl.int64)[:, None], is_key[:, None]
                 k_at, v_at = keys + token * k_token_stride, values + token * v_token_stride
-            k = tl.load(k_at + d[None, :], mask=is_key & (d < DIM)[None, :], other=0.0)
-            k_rope = k
-            if ROPE > 0:
-                k_rope = tl.load(rope_keys + token * rope_stride + e[None, :],
-                                 mask=is_key & (e < ROPE)[None, :], other=0.0)  # fmt: skip
-            v = tl.load(v_at + f[None, :], mask=is_key & (f < VALUE)[None, :], other=0.0)
+                k = tl.load(k_at + d[None, :], mask=is_key & (d < DIM)[None, :], other=0.0)
+                k_rope = k
+                if ROPE > 0:
+                    k_rope = tl.load(rope_keys + token * rope_stride + e[None, :],
+                                     mask=is_key & (e < ROPE)[None, :], other=0.0)  # fmt: skip
+                v = tl.load(v_at + f[None, :], mask=is_key & (f < VALUE)[None, :], other=0.0)
             seen = key[None, :] <= position[:, None]
             if not PAGED:
                 seen = seen & (key < to_key)[None, :]

@@ -6,12 +6,14 @@ softmax's weights, to bf16.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.gpu.reference_cache import put, values_of
 from isthmus.gpu.reference_rows import rms_norm
 
 RopeStyle = Literal["neox", "norm"]
@@ -34,8 +36,8 @@ def rope_write(
     eps: float = 0.0,
 ) -> None:
     """As rope.rope_write."""
-    here, dim = positions >= 0, keys.shape[-1]
-    positions, slots = positions[here].long(), slots[here].long()
+    here, dim = positions >= 0, qkv.shape[1] // (q_heads + 2 * kv_heads)
+    positions, slots = positions[here].long(), slots[here]
     q, k, v = qkv[here].float().unflatten(1, (-1, dim)).split([q_heads, kv_heads, kv_heads], 1)
     q, k = (
         x if norm is None else rms_norm(x, norm, eps, torch.empty_like(x))
@@ -43,9 +45,8 @@ def rope_write(
     )
     angles = (cos[positions][:, None], sin[positions][:, None])
     qkv[here, : q_heads * dim] = turn(q, *angles, style).flatten(1).to(qkv.dtype)
-    block, offset = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
-    keys[block, :, offset] = turn(k, *angles, style).to(keys.dtype)
-    values[block, :, offset] = v.to(values.dtype)
+    put(keys, slots, turn(k, *angles, style))
+    put(values, slots, v)
 
 
 def latent_write(
@@ -68,8 +69,7 @@ def latent_write(
     c, s = cos[positions.long()], sin[positions.long()]
     q_out[here] = turn(q.float(), c[:, None], s[:, None], style).to(q_out.dtype)
     normed = rms_norm(kv[:, :latent], kv_norm, eps, torch.empty(kv.shape[0], latent, device=kv.device))
-    row = torch.cat([normed, turn(kv[:, latent:].float(), c, s, style)], 1)
-    cache.view(-1, cache.shape[-1])[slots.long()] = row.to(cache.dtype)
+    put(cache, slots, torch.cat([normed, turn(kv[:, latent:].float(), c, s, style)], 1))
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
@@ -99,10 +99,26 @@ def decode(
 ) -> Tensor:
     """As decode.decode."""
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device) if out is None else out
+    return _decode(q, (keys, values), sequences, positions, block_tables, scale, out, window, sinks)
+
+
+def _decode(
+    q: Tensor,
+    caches: Sequence[Tensor],
+    sequences: Tensor,
+    positions: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    out: Tensor,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """caches: of keys, and of values where they are not a key's first columns."""
     for row, (sequence, position) in enumerate(zip(sequences.tolist(), positions.tolist(), strict=True)):
         length = position + 1
         table = block_tables[sequence, : -(-length // BLOCK_TOKENS)].long()
-        k, v = (x[table].transpose(1, 2).flatten(0, 1)[:length].float() for x in (keys, values))
+        held = [values_of(x[table], q.shape[2]).transpose(1, 2).flatten(0, 1)[:length] for x in caches]
+        k, v = held[0], held[-1][..., : out.shape[2]]
         seen = slice(max(0, length - window) if window else 0, length)
         out[row] = _attend(q[row].float(), k[seen], v[seen], scale, sinks).to(out.dtype)
     return out
@@ -119,10 +135,9 @@ def mla_decode(
     out: Tensor | None = None,
 ) -> Tensor:
     """As decode.mla_decode."""
-    latent = cache.shape[-1] - rope_dims
-    keys = cache[:, None]
+    latent = q.shape[2] - rope_dims
     out = torch.empty(*q.shape[:2], latent, dtype=torch.bfloat16, device=q.device) if out is None else out
-    return decode(q, keys, keys[..., :latent], sequences, positions, block_tables, scale, out)
+    return _decode(q, [cache[:, None]], sequences, positions, block_tables, scale, out)
 
 
 def prefill(

@@ -17,8 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
+from isthmus.formats.kv_cache import SCALE_COLUMNS
+from isthmus.gpu.cache import check_cache, plane_at, row_columns, store_row
 from isthmus.gpu.dtypes import rounded_for
-from isthmus.gpu.launch import check, check_contiguous, launch, power_of_two
+from isthmus.gpu.launch import blocks, check, check_contiguous, launch, power_of_two
 
 FLOATS = (torch.bfloat16, torch.float32)
 STYLES = {"neox": 0, "norm": 1}
@@ -44,17 +46,16 @@ def rope_write(
     """Norms and turns q and k of joined rows; q in place, k and v into the cache.
 
     qkv: bf16 or fp32 [T, (q_heads + 2 kv_heads) * dim]; positions, slots: int32 [T]; keys, values: bf16 or
-    fp32 [blocks, kv_heads, 64, dim]; q_norm, k_norm: fp32 [dim] RMS norm weights of every head, None for
-    none.
+    fp32 [blocks, kv_heads, 64, dim], or q8_0 [blocks, kv_heads, bytes] (see `cache`); q_norm, k_norm: fp32
+    [dim] RMS norm weights of every head, None for none.
     """
-    dim = keys.shape[-1]
-    rows = qkv.shape[0]
-    check("qkv", qkv, FLOATS, rows, (q_heads + 2 * kv_heads) * dim)
-    check("keys", keys, FLOATS, None, kv_heads, BLOCK_TOKENS, dim)
+    rows, heads = qkv.shape[0], q_heads + 2 * kv_heads
+    dim = qkv.shape[1] // heads
+    check("qkv", qkv, FLOATS, rows, heads * dim)
+    check_cache("keys", keys, FLOATS, dim, kv_heads)
     check("values", values, keys.dtype, *keys.shape)
+    check_contiguous("values", values)
     _check_tables(cos, sin, style, dim, positions, slots, rows)
-    for name, tensor in (("keys", keys), ("values", values)):
-        check_contiguous(name, tensor)
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
             check(name, norm, torch.float32, dim)
@@ -75,10 +76,12 @@ def rope_write(
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         DIM=dim,
+        GROUPS=_groups(dim),
         BLOCK_TOKENS=BLOCK_TOKENS,
         HAS_Q_NORM=q_norm is not None,
         HAS_K_NORM=k_norm is not None,
-        **_constants(cos, style, dim),
+        STYLE=STYLES[style],
+        HALF=cos.shape[1],
         warps=1,
     )
 
@@ -99,16 +102,16 @@ def latent_write(
     """The same for MLA: turns q's rope parts into q_out; norms kv's latent, turns its rope part, writes both.
 
     q, q_out: bf16 or fp32 [T, heads, dims], any strides of rows and heads, q_out may be q; kv: bf16 or fp32
-    [T, latent + dims]; cache: bf16 or fp32 [blocks, 64, latent + dims]; kv_norm: fp32 [latent].
+    [T, latent + dims]; cache: bf16 or fp32 [blocks, 64, latent + dims], or q8_0 [blocks, bytes]; kv_norm:
+    fp32 [latent].
     """
     rows, heads, dims = q.shape
     latent = kv_norm.shape[0]
     check("q", q, FLOATS, rows, heads, dims)
     check("q_out", q_out, FLOATS, rows, heads, dims)
     check("kv", kv, FLOATS, rows, latent + dims)
-    check("cache", cache, FLOATS, None, BLOCK_TOKENS, latent + dims)
+    check_cache("cache", cache, FLOATS, latent + dims)
     check("kv_norm", kv_norm, torch.float32, latent)
-    check_contiguous("cache", cache)
     _check_tables(cos, sin, style, dims, positions, slots, rows)
     if cos.shape[1] * 2 != dims:
         raise ValueError(f"rope tables for {cos.shape[1] * 2} dimensions; q's rope part has {dims}")
@@ -132,20 +135,18 @@ def latent_write(
         kv.stride(0),
         HEADS=heads,
         LATENT=latent,
-        LATENT_BLOCK=power_of_two(latent),
-        **_constants(cos, style, dims),
+        GROUPS=_groups(latent + dims),
+        Q_GROUPS=_groups(dims),
+        BLOCK_TOKENS=BLOCK_TOKENS,
+        STYLE=STYLES[style],
+        HALF=cos.shape[1],
         warps=1,
     )
 
 
-def _constants(cos: Tensor, style: RopeStyle, dim: int) -> dict[str, int]:
-    half = cos.shape[1]
-    return {
-        "STYLE": STYLES[style],
-        "HALF": half,
-        "HALF_BLOCK": power_of_two(half),
-        "DIM_BLOCK": power_of_two(dim),
-    }
+def _groups(width: int) -> int:
+    """Of `row_columns`, for a row of `width`."""
+    return power_of_two(blocks(width, SCALE_COLUMNS))
 
 
 def _check_tables(
@@ -164,86 +165,91 @@ def _check_tables(
 
 
 @triton.jit
-def _turn(x, to, cos, sin, scale, norm, STYLE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-          HAS_NORM: tl.constexpr):  # fmt: skip
-    """Pairs of one head from x to `to`, normalised by scale and weights first. cos, sin: of the position."""
-    i = tl.arange(0, HALF_BLOCK)
-    mask = i < HALF
+def _turned(x, column, WIDTH: tl.constexpr, FIRST: tl.constexpr, cos, sin, scale, norm, STYLE: tl.constexpr,
+            HALF: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
+    """fp32 values of these columns of a row x of WIDTH, of which 2 HALF from FIRST on turn, normalised by
+    scale and weights first. cos, sin: of the position."""
+    i = column - FIRST
+    turns = (i >= 0) & (i < 2 * HALF)
     if STYLE == 0:
-        first, second = i, i + HALF
+        pair, is_second = tl.where(i < HALF, i, i - HALF), i >= HALF
+        partner = tl.where(is_second, column - HALF, column + HALF)
     else:
-        first, second = 2 * i, 2 * i + 1
-    a = tl.load(x + first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(x + second, mask=mask, other=0.0).to(tl.float32)
+        pair, is_second = i // 2, i % 2 == 1
+        partner = tl.where(is_second, column - 1, column + 1)
+    value = tl.load(x + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    other = tl.load(x + partner, mask=turns, other=0.0).to(tl.float32)
     if HAS_NORM:
-        a = a * scale * tl.load(norm + first, mask=mask, other=0.0)
-        b = b * scale * tl.load(norm + second, mask=mask, other=0.0)
-    c, s = tl.load(cos + i, mask=mask, other=0.0), tl.load(sin + i, mask=mask, other=0.0)
-    tl.debug_barrier()  # `to` may be x: a pair's place may be another thread's
-    tl.store(to + first, rounded_for(to, a * c - b * s), mask=mask)
-    tl.store(to + second, rounded_for(to, b * c + a * s), mask=mask)
+        value = value * scale * tl.load(norm + column, mask=column < WIDTH, other=0.0)
+        other = other * scale * tl.load(norm + partner, mask=turns, other=0.0)
+    c, s = tl.load(cos + pair, mask=turns, other=1.0), tl.load(sin + pair, mask=turns, other=0.0)
+    return value * c + other * tl.where(is_second, s, -s)
 
 
 @triton.jit
-def _head(x, to, cos, sin, norm, eps, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, STYLE: tl.constexpr,
-          HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
-    """One head of DIM values: norm, rotation of the first 2 HALF, the rest copied."""
-    i = tl.arange(0, DIM_BLOCK)
-    value = tl.load(x + i, mask=i < DIM, other=0.0).to(tl.float32)
+def _head(x, column, cos, sin, norm, eps, DIM: tl.constexpr, STYLE: tl.constexpr, HALF: tl.constexpr,
+          HAS_NORM: tl.constexpr):  # fmt: skip
+    """One head of DIM values: norm, rotation of the first 2 HALF."""
     scale = 1.0
     if HAS_NORM:
-        scale = 1 / tl.sqrt(tl.sum(value * value, axis=0) / DIM + eps)
-        value = value * scale * tl.load(norm + i, mask=i < DIM, other=0.0)
-    _turn(x, to, cos, sin, scale, norm, STYLE, HALF, HALF_BLOCK, HAS_NORM)
-    tl.store(to + i, rounded_for(to, value), mask=(i >= 2 * HALF) & (i < DIM))
+        value = tl.load(x + column, mask=column < DIM, other=0.0).to(tl.float32)
+        scale = 1 / tl.sqrt(tl.sum(value * value) / DIM + eps)
+    return _turned(x, column, DIM, 0, cos, sin, scale, norm, STYLE, HALF, HAS_NORM)
 
 
 @triton.jit
 def _rope_write(
     qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, stride,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
-    STYLE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
+    STYLE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head of q or k)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions + row).to(tl.int64)
-    angle = position * HALF
+    cos += position * HALF
+    sin += position * HALF
     x = qkv + row * stride + head * DIM
+    column = row_columns(GROUPS)
     if (position >= 0) & (head < Q_HEADS):
-        _head(x, x, cos + angle, sin + angle, q_norm, eps,
-              DIM, DIM_BLOCK, STYLE, HALF, HALF_BLOCK, HAS_Q_NORM)  # fmt: skip
+        turned = _head(x, column, cos, sin, q_norm, eps, DIM, STYLE, HALF, HAS_Q_NORM)
+        tl.debug_barrier()  # it goes where it came from, and a value's partner may be another thread's
+        tl.store(x + column, rounded_for(x, turned), mask=column < DIM)
     if (position >= 0) & (head >= Q_HEADS):
         slot = tl.load(slots + row).to(tl.int64)
-        block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
-        to = ((block * KV_HEADS + head - Q_HEADS) * BLOCK_TOKENS + offset) * DIM
-        _head(x, keys + to, cos + angle, sin + angle, k_norm, eps,
-              DIM, DIM_BLOCK, STYLE, HALF, HALF_BLOCK, HAS_K_NORM)  # fmt: skip
-        i = tl.arange(0, DIM_BLOCK)
-        value = tl.load(x + KV_HEADS * DIM + i, mask=i < DIM, other=0.0).to(tl.float32)
-        tl.store(values + to + i, rounded_for(values, value), mask=i < DIM)
+        plane, offset = slot // BLOCK_TOKENS * KV_HEADS + head - Q_HEADS, slot % BLOCK_TOKENS
+        key = _head(x, column, cos, sin, k_norm, eps, DIM, STYLE, HALF, HAS_K_NORM)
+        value = tl.load(x + KV_HEADS * DIM + column, mask=column < DIM, other=0.0).to(tl.float32)
+        store_row(plane_at(keys, plane, DIM, BLOCK_TOKENS), offset, key, DIM, GROUPS, BLOCK_TOKENS)
+        store_row(plane_at(values, plane, DIM, BLOCK_TOKENS), offset, value, DIM, GROUPS, BLOCK_TOKENS)
 
 
 @triton.jit
 def _latent_write(
     q, q_out, kv, cos, sin, positions, slots, cache, kv_norm, eps,
     q_stride, q_head_stride, out_stride, out_head_stride, kv_stride,
-    HEADS: tl.constexpr, LATENT: tl.constexpr, LATENT_BLOCK: tl.constexpr,
-    STYLE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, LATENT: tl.constexpr, GROUPS: tl.constexpr, Q_GROUPS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, STYLE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head of q; one more for kv)."""
+    WIDTH: tl.constexpr = LATENT + 2 * HALF
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions + row).to(tl.int64)
-    angle = position * HALF
+    cos += position * HALF
+    sin += position * HALF
     if (position >= 0) & (head < HEADS):
-        _turn(q + row * q_stride + head * q_head_stride, q_out + row * out_stride + head * out_head_stride,
-              cos + angle, sin + angle, 1.0, cos, STYLE, HALF, HALF_BLOCK, False)  # fmt: skip
+        column = row_columns(Q_GROUPS)
+        x, to = q + row * q_stride + head * q_head_stride, q_out + row * out_stride + head * out_head_stride
+        turned = _turned(x, column, 2 * HALF, 0, cos, sin, 1.0, cos, STYLE, HALF, False)
+        tl.debug_barrier()
+        tl.store(to + column, rounded_for(to, turned), mask=column < 2 * HALF)
     if (position >= 0) & (head == HEADS):
-        x = kv + row * kv_stride
-        to = cache + tl.load(slots + row).to(tl.int64) * (LATENT + 2 * HALF)
-        i = tl.arange(0, LATENT_BLOCK)
-        value = tl.load(x + i, mask=i < LATENT, other=0.0).to(tl.float32)
-        scale = 1 / tl.sqrt(tl.sum(value * value, axis=0) / LATENT + eps)
-        value = value * scale * tl.load(kv_norm + i, mask=i < LATENT, other=0.0)
-        tl.store(to + i, rounded_for(to, value), mask=i < LATENT)
-        _turn(x + LATENT, to + LATENT, cos + angle, sin + angle, 1.0, cos, STYLE, HALF, HALF_BLOCK, False)
+        column = row_columns(GROUPS)
+        is_latent = column < LATENT
+        value = _turned(kv + row * kv_stride, column, WIDTH, LATENT, cos, sin, 1.0, cos, STYLE, HALF, False)
+        scale = 1 / tl.sqrt(tl.sum(tl.where(is_latent, value * value, 0.0)) / LATENT + eps)
+        normed = value * scale * tl.load(kv_norm + column, mask=is_latent, other=0.0)
+        slot = tl.load(slots + row).to(tl.int64)
+        plane = plane_at(cache, slot // BLOCK_TOKENS, WIDTH, BLOCK_TOKENS)
+        value = tl.where(is_latent, normed, value)
+        store_row(plane, slot % BLOCK_TOKENS, value, WIDTH, GROUPS, BLOCK_TOKENS)

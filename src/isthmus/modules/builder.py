@@ -302,10 +302,10 @@ class Builder:
 
 def _check_options(options: RunOptions) -> None:
     """What a device's kernels do not keep is refused, not ignored."""
-    if options.kv_dtype != "bf16":
+    if options.kv_dtype == "f32":
         raise UsageError(
-            f"kv_dtype {options.kv_dtype} is for the CPU: a GPU's attention reads a cache of bf16; leave it "
-            "out, or use --strategy cpu"
+            "kv_dtype f32 is for the CPU: a GPU's attention reads a cache of bf16 or q8_0; leave it out, or "
+            "use --strategy cpu"
         )
 
 

@@ -67,10 +67,9 @@ def _gpus(machine: Machine, options: RunOptions) -> tuple[Device, ...]:
             f"{what} needs a GPU, and there is none: {reason}; use --strategy cpu, or --device cpu "
             "--strategy hybrid, which runs the split with CPU threads in the GPU's place"
         )
-    if options.kv_dtype != "bf16":
+    if options.kv_dtype == "f32":
         raise DeviceError(
-            f"a GPU's attention reads a cache of bf16; leave --kv-dtype {options.kv_dtype} out, or use "
-            "--strategy cpu"
+            "a GPU's attention reads a cache of bf16 or q8_0; leave --kv-dtype f32 out, or use --strategy cpu"
         )
     by_name = {f"cuda:{gpu.index}": gpu for gpu in machine.gpus}
     names = options.devices if options.devices and options.devices != ("cuda",) else tuple(by_name)
