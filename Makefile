@@ -49,7 +49,7 @@ format: build
 
 # A copy of the package with an instrumented extension. -S: the development install's import hook would put the
 # plain extension before it, so site-packages is a plain path here; the first line makes sure of it. Two tests of
-# sums run no code that others do not.
+# sums run no code that others do not. AMX's kernels run here on every CPU with AVX-512 BF16 and VBMI.
 ASAN := build/asan
 SUMS := (designs_bound or quantised_arithmetic)
 ASAN_PYTHON = PYTHONPATH=$(abspath $(ASAN)/site):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \

@@ -4,26 +4,12 @@
 // the tests of gemm_amx.h.
 #pragma once
 
-#include <xmmintrin.h>
-
 #include "core/tuning.h"
 #include "drivers/gemv.h"
 #include "drivers/pair_panel.h"
+#include "simd/flush_denormals.h"
 
 namespace isthmus::ISTHMUS_ISA {
-
-// The unit's treatment of denormals for the life of this object: inputs (DAZ, bit 6) and results (FTZ, bit
-// 15).
-class FlushDenormals {
- public:
-  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-
- private:
-  unsigned saved_;
-};
 
 constexpr int kPairRows = 4;       // rows of x in one register block
 constexpr int kPairChunk = 64;     // rows of x whose slice is widened at a time

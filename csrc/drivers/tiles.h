@@ -9,6 +9,10 @@
 
 #include <cstdint>
 
+#ifdef ISTHMUS_EMULATE_AMX
+#include "drivers/emulated_tiles.h"
+#endif
+
 namespace isthmus::ISTHMUS_ISA {
 
 ISTHMUS_INLINE void publish() { __asm__ volatile("" ::: "memory"); }

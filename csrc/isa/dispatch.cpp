@@ -36,8 +36,14 @@ uint64_t saved_states() {
 // Linux gives the 8 KB of tile registers only to processes that ask (since 5.16); threads started later
 // inherit it.
 bool request_tiles() {
+#ifdef ISTHMUS_EMULATE_AMX
+  return true;
+#else
   constexpr int kArchReqXcompPerm = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+  const unsigned d = cpuid(7, 0).d;
+  const bool there = (saved_states() & 0x60000) == 0x60000 && bit(d, 22) && bit(d, 24) && bit(d, 25);
+  return there && syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;  // BF16 TILE INT8
+#endif
 }
 
 struct Cpu {
@@ -47,17 +53,14 @@ struct Cpu {
 Cpu detect() {
   const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven_1 = cpuid(7, 1);
   const uint64_t states = saved_states();
-  const bool ymm = (states & 0x6) == 0x6, zmm = (states & 0xe6) == 0xe6,
-             tiles = (states & 0x60000) == 0x60000;
+  const bool ymm = (states & 0x6) == 0x6, zmm = (states & 0xe6) == 0xe6;
   Cpu cpu;
   cpu.avx2 =
       ymm && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5) && bit(seven.b, 8);  // FMA F16C AVX2 BMI2
   cpu.avx2vnni = cpu.avx2 && bit(seven_1.a, 4);
   cpu.avx512 = cpu.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
-               bit(seven.b, 31) && bit(seven.c, 11);  // F DQ BW VL VNNI
-  const bool amx = cpu.avx512 && tiles && bit(seven.c, 1) && bit(seven.d, 22) && bit(seven.d, 24) &&
-                   bit(seven.d, 25);  // VBMI BF16 TILE INT8
-  cpu.amx = amx && request_tiles();
+               bit(seven.b, 31) && bit(seven.c, 11);                                // F DQ BW VL VNNI
+  cpu.amx = cpu.avx512 && bit(seven.c, 1) && bit(seven_1.a, 5) && request_tiles();  // AVX512_VBMI and _BF16
   return cpu;
 }
 
