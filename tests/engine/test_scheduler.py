@@ -1,6 +1,10 @@
 """The scheduler: which rows a step has, who is admitted, and who gives way."""
 
-from engine.simulated import request, scheduler, step
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine.simulated import World, request, scheduler, step
 from isthmus.engine.request import Request, SamplingParams
 
 
@@ -59,6 +63,41 @@ def test_a_stream_of_short_prompts_does_not_keep_a_long_one_from_its_end() -> No
         step(s)
     assert long.num_output_tokens == 1
     assert len(s.waiting) > 50
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    running=st.integers(1, 4),
+    chunk=st.integers(4, 16),
+    blocks=st.integers(8, 20),
+    ahead=st.integers(0, 3),
+    prompt=st.integers(1, 31),
+    stream=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 31), st.integers(1, 32)), min_size=1, max_size=6
+    ),
+)
+@example(running=2, chunk=4, blocks=20, ahead=0, prompt=31, stream=[(2, 4, 1)])  # they want all rows
+def test_nobody_starves_however_many_come_after(
+    running: int, chunk: int, blocks: int, ahead: int, prompt: int, stream: list[tuple[int, int, int]]
+) -> None:
+    """At each step another comes, of whatever length and beginning.
+
+    The oldest that runs has a row in every step and never gives way, so it ends within a context (32) of
+    steps. Whoever is first in the queue waits for those that run, one after the other at worst, and then has
+    its own 32; so do those before it.
+    """
+    world = World(scheduler(context=32, chunk=chunk, running=running, blocks=blocks))
+    for _ in range(ahead):
+        world.add([0] * 31, None)
+    world.add([1] * prompt, None)
+    waiting = world.alive[-1]
+    for number in range((ahead + 1) * (running + 1) * 32):
+        first, length, max_tokens = stream[number % len(stream)]
+        world.add([first if first < 2 else 10 + number] * length, max_tokens)
+        world.step()
+        if not any(sequence is waiting for sequence in world.alive):
+            return
+    pytest.fail(f"{waiting.num_computed} of {len(waiting.tokens)} tokens computed")
 
 
 def test_prompts_in_the_queue_get_their_first_token_in_their_order() -> None:
