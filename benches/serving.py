@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-# About 110 tokens each, no two alike from the first words on: a prefix cache finds nothing.
+# About 110 tokens each, no two alike from the second word on: a prefix cache finds a template's beginning.
 _TOPICS = ("rivers", "glaciers", "engines", "violins", "markets", "bridges", "comets", "harbours", "gardens")
 _PROMPT = (
     "Number {number}: write a long and detailed essay about {topic}. Begin with their history, then say how "

@@ -338,9 +338,11 @@ class Scheduler:
 
         A source is a block more while it is held: where that is one too many, its tokens are computed.
         """
-        if found.source is not None and not self._place_held(sequence, found, [found.source]):
+        if found.source is not None:
+            if self._place_held(sequence, found, [found.source]):
+                return True
             found.num_tokens, found.source = len(found.names) * self.block_tokens, None
-        return sequence.blocks != [] or self._place_held(sequence, found, [])
+        return self._place_held(sequence, found, [])
 
     def _place_held(self, sequence: Sequence, found: Prefix, sources: list[int]) -> bool:
         for block in (*found.blocks, *sources):
