@@ -3,6 +3,7 @@
     python benches/gpu_check.py [--device cuda:0] [--only PART]... [--minutes 9] [--json FILE] [--quick]
 
     facts     the machine: card, driver, link, versions
+    ahead     what the models below will launch, compiled by all CPUs at once
     kernels   each Triton kernel against its reference
     steps     captured decode steps against eager ones, bit for bit, and against the CPU's logits
     memops    the hand-off's latency in a graph of 58 layers, by stream memory operations
@@ -44,9 +45,10 @@ from typing import Any
 from gpu_parts.child import Ended, Part, run_part, serve
 from gpu_parts.lines import Line
 
-# In order of worth, should the time run out. Seconds from estimates: compiling takes most of the first three.
+# In order of worth, should the time run out. Seconds from estimates: compiling takes most of the first four.
 PARTS = {
     "facts": Part("gpu_parts.facts:facts", 60),
+    "ahead": Part("gpu_parts.ahead:ahead", 90),
     "kernels": Part("gpu_parts.kernels:kernels", 170),
     "steps": Part("gpu_parts.steps:steps", 120),
     "memops": Part("gpu_parts.handoffs:memops", 40),

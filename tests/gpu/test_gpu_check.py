@@ -206,6 +206,27 @@ def test_it_needs_no_package_but_torch_and_numpy() -> None:
     assert "tiny-qwen3moe hybrid" in done.stdout
 
 
+def test_kernels_are_compiled_ahead_without_a_card(tmp_path: Path) -> None:
+    """What is kept is found by its name when the same is launched: the second time nothing is made."""
+    environment = os.environ | {"PYTHONPATH": f"{BENCHES}:{BENCHES.parent / 'src'}"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command, made = [sys.executable, "-m", "gpu_parts.ahead", "90", "2"], []
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) == 2
+        made.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.cubin")})
+    assert len(made[0]) == 2
+    assert made[0] == made[1]
+
+
+def test_what_is_compiled_ahead_is_what_the_parts_run(script: Any) -> None:
+    from gpu_parts import ahead, models, shapes, steps
+
+    assert {job.model for job in ahead.jobs()} == {*shapes.TINY, *steps.REAL, models.QWEN3, models.DEEPSEEK}
+
+
 def test_not_a_number_is_wrong(script: Any) -> None:
     from gpu_parts.lines import Line
 
