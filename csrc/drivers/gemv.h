@@ -8,9 +8,14 @@
 // What a core reads is bound by the lines it can wait for: 16 that loads and prefetches ask for, 48 with
 // those of the second cache's prefetcher, which follows a stream within 4 KiB. So with few rows of x several
 // strips are read side by side, one vector of each in turn, and prefetches stand between the products, not in
-// bursts: 1.2 times the bytes of one strip after the other (docs/performance.md). AMD's cores are the other
-// way round: their prefetchers keep up with a single stream (core/streams.h).
+// bursts: 1.2 times the bytes of one strip after the other (docs/performance.md).
+//
+// AMD's cores are the other way round: their prefetchers keep up with a single stream (core/streams.h), if it
+// is one: every line asked for once, in the order of memory. Any prefetch of ours is a second stream over the
+// same pages, and so is going back in a tile for what stands before its codes.
 #pragma once
+
+#include <type_traits>
 
 #include "core/streams.h"
 #include "drivers/steps.h"
@@ -28,26 +33,45 @@ ISTHMUS_INLINE void prefetch_ahead(const uint8_t* p) {
   unroll<(kBytes + 63) / 64>([&](auto i) ISTHMUS_INLINE_LAMBDA { prefetch(p + kPrefetchBytes + 64 * i); });
 }
 
+// What our prefetches ask for: lines for the first cache, or the second, or nothing.
+enum class Fetch { Near, Second, None };
+
 // Part I of kParts of kBytes bytes at p. Nothing is scheduled across it: gcc would collect the prefetches of
-// a step in front, where they wait for each other. kSecond: into the second cache.
-template <int kBytes, int kParts, int I, bool kSecond = false>
+// a step in front, where they wait for each other.
+template <int kBytes, int kParts, int I, Fetch kFetch>
 ISTHMUS_INLINE void prefetch_part(const uint8_t* p) {
   constexpr int kLines = (kBytes + 63) / 64, kFirst = I * kLines / kParts, kLast = (I + 1) * kLines / kParts;
-  unroll<kLast - kFirst>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+  unroll<kFetch == Fetch::None ? 0 : kLast - kFirst>([&](auto i) ISTHMUS_INLINE_LAMBDA {
     const uint8_t* line = p + 64 * (kFirst + i);
-    kSecond ? __builtin_prefetch(line, 0, 2) : prefetch(line);
+    kFetch == Fetch::Second ? __builtin_prefetch(line, 0, 2) : prefetch(line);
   });
   __asm__ volatile("");
+}
+
+template <class F>
+constexpr bool kLooksUpPairs = requires { F::template code_pair<0, 0>(nullptr, 0); };
+
+// R rows of x and one strip on a core that keeps up with one stream: nothing, where a step takes less time
+// than its bytes do. Else lines ahead are still missing when they are due, and prefetches gain up to 40 %.
+// Where the parts of a tile lie in several places (Q6_K, TQ1_0) no prefetcher sees a stream, and the first
+// cache waits for fewer lines than the second (Zen 4, Q6_K, of reading: 0.3 without, 0.4 into the first, 0.55
+// into the second).
+template <class F, int R>
+constexpr Fetch one_stream_fetch() {
+  if constexpr (F::policy == Policy::Int8) {
+    if (F::part_columns > 64) return Fetch::Second;
+    if (kLooksUpPairs<F>) return Fetch::Near;
+  }
+  return R <= kStreamRows ? Fetch::None : Fetch::Near;
 }
 
 // How many strips R rows of x read side by side: as many as registers hold sums for. Formats that look grid
 // points up are bound by that.
 template <class F, int R>
-constexpr int kGemvStrips = F::policy == Policy::Int8 && requires { F::template code_pair<0, 0>(nullptr, 0); }
-                                ? 1
-                                : (R <= kGemvSums / 4   ? 4
-                                   : R <= kGemvSums / 2 ? 2
-                                                        : 1);
+constexpr int kGemvStrips = F::policy == Policy::Int8 && kLooksUpPairs<F> ? 1
+                                                                          : (R <= kGemvSums / 4   ? 4
+                                                                             : R <= kGemvSums / 2 ? 2
+                                                                                                  : 1);
 
 // How far ahead of the step before column k each of several strips is fetched: near their end it is the start
 // of the strips at `next`.
@@ -88,14 +112,10 @@ struct XHalf {
 };
 
 // 32 columns: R rows of x times kStrips strips.
-template <class F, int R, int kHalf, int kStrips, class S>
+template <class F, int R, int kHalf, Fetch kFetch, int kStrips, class S>
 ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int64_t ahead,
                                   f32v (&acc)[kStrips][R]) {
   constexpr int kColumns = F::scale_columns;
-  // A strip alone whose parts lie in several places of a tile (Q6_K): no prefetcher takes it for a stream,
-  // and the first cache waits for fewer lines. Zen 4, of reading: 0.42 into the first cache, 0.74 into the
-  // second.
-  constexpr bool kSecond = kStrips == 1 && F::part_columns > 64;
   f32v t[kStrips][R];
   unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) t[s][r] = zero(); });
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
@@ -107,7 +127,7 @@ ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int
       constexpr int kPair = kColumns / 8 * j + p;
       const int8_t* codes = x.codes + 8 * kPair;
       unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
-        prefetch_part<kStepBytes<F>, 8, 4 * kHalf + kPair, kSecond>(steps[s].share + ahead);
+        prefetch_part<kStepBytes<F>, 8, 4 * kHalf + kPair, kFetch>(steps[s].share + ahead);
         const CodePair u = steps[s].template code_pair<kHalf, kPair>();
         ISTHMUS_ROWS(R) dots[s][r].template add<2 * p>(u.first, codes + 64 * r);
         ISTHMUS_ROWS(R) dots[s][r].template add<2 * p + 1>(u.second, codes + 64 * r + 4);
@@ -127,6 +147,11 @@ ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int
   });
 }
 
+// Whether such a core reads F by gemv_in_order: with more rows the dots of a part leave the registers (4
+// rows, Zen 4: no gain).
+template <class F, int R>
+constexpr bool kInOrder = (R == 1 || R <= kStreamRows) && requires { sizeof(typename F::Front); };
+
 // The strips that one call of a driver's inner loop reads: the first begins at `tiles`, each `apart` bytes
 // behind the one before; the next ones at `next`.
 struct Strips {
@@ -134,7 +159,7 @@ struct Strips {
   int64_t apart;
 };
 
-template <class F, int R, int kStrips>
+template <class F, int R, int kStrips, Fetch kFetch>
 void gemv_strips(const Strips& w, const ActivationView& x, int row, float* y, int64_t y_stride, int lanes) {
   f32v acc[kStrips][R];
   unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) acc[s][r] = zero(); });
@@ -145,7 +170,7 @@ void gemv_strips(const Strips& w, const ActivationView& x, int row, float* y, in
       w.tiles, w.apart, x.columns, [&](const auto& steps, auto halves) ISTHMUS_INLINE_LAMBDA {
         const int64_t distance = ahead.step(64);
         unroll<halves>([&](auto half) ISTHMUS_INLINE_LAMBDA {
-          add_half_step<F, R, half>(steps, XHalf{codes + 32 * half, blocks, half}, distance, acc);
+          add_half_step<F, R, half, kFetch>(steps, XHalf{codes + 32 * half, blocks, half}, distance, acc);
         });
         codes += int64_t{64} * x.pitch;
         blocks += x.pitch;
@@ -156,9 +181,53 @@ void gemv_strips(const Strips& w, const ActivationView& x, int row, float* y, in
   });
 }
 
+// A strip alone, in the order of memory, of a format whose steps would go back in the tile: all dots of a
+// part first, then their scales. Bits as above.
+template <class F, int R>
+void gemv_in_order(const uint8_t* tile, const ActivationView& x, int row, float* y, int64_t y_stride,
+                   int lanes) {
+  constexpr int kChunks = F::part_columns / 32, kColumns = F::scale_columns, kPerChunk = 32 / kColumns;
+  f32v acc[R];
+  ISTHMUS_ROWS(R) acc[r] = zero();
+  const int8_t* codes = x.codes + int64_t{64} * row;
+  const CodeBlock* blocks = x.blocks + row;
+  for (int64_t left = x.columns / F::block_columns; left > 0; --left, tile += kTileBytes<F>) {
+    typename F::Front front;
+    F::read_front(tile, front);
+    unroll<F::block_columns / F::part_columns>([&](auto part) ISTHMUS_INLINE_LAMBDA {
+      XHalf halves[kChunks];
+      DotSum<F::max_code, kColumns / 4> dots[kChunks][kPerChunk][R];
+      unroll<kChunks>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+        const int64_t block = c / 2 * int64_t{x.pitch};
+        halves[c] = {codes + 64 * block + 32 * (c % 2), blocks + block, c % 2};
+        unroll<kPerChunk>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+          ISTHMUS_ROWS(R) dots[c][j][r].start(halves[c].template start<F::zero, j, kColumns>(r));
+        });
+      });
+      F::template codes_in_order<part>(front, tile, [&](auto c, auto g, u8v u) ISTHMUS_INLINE_LAMBDA {
+        ISTHMUS_ROWS(R) {
+          dots[c][4 * g / kColumns][r].template add<g % (kColumns / 4)>(u, halves[c].codes + 4 * g + 64 * r);
+        }
+      });
+      unroll<kChunks>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+        f32v t[R];
+        ISTHMUS_ROWS(R) t[r] = zero();
+        unroll<kPerChunk>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+          const f32v scale = F::scale(front, (part * kChunks + c) * kPerChunk + j);
+          ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[c][j][r].sum()), t[r]);
+        });
+        ISTHMUS_ROWS(R) acc[r] = fma(halves[c].scale(r), t[r], acc[r]);
+      });
+      codes += kChunks / 2 * int64_t{64} * x.pitch;
+      blocks += kChunks / 2 * int64_t{x.pitch};
+    });
+  }
+  ISTHMUS_ROWS(R) store_part(y + r * y_stride, acc[r], lanes);
+}
+
 // The float formats: y = sum over k of x[k] w[k], fp32 fma; even and odd columns in sums of their own, added
 // last.
-template <class F, int R, int kStrips>
+template <class F, int R, int kStrips, Fetch kFetch>
 void gemv_strips_float(const Strips& w, const ActivationView& x, int row, float* y, int64_t y_stride,
                        int lanes) {
   constexpr int kPairBytes = F::block_columns == 2 ? kTileBytes<F> : 2 * kTileBytes<F>;
@@ -172,7 +241,7 @@ void gemv_strips_float(const Strips& w, const ActivationView& x, int row, float*
     const int64_t distance = ahead.step(2);
     unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
       const uint8_t* at = tiles + s * w.apart;
-      prefetch_part<kPairBytes, 1, 0>(at + distance);
+      prefetch_part<kPairBytes, 1, 0, kFetch>(at + distance);
       const f32v w0 = F::template column<0>(at);
       const f32v w1 = F::template column<F::block_columns - 1>(at + kPairBytes - kTileBytes<F>);
       unroll<R>([&](auto r) ISTHMUS_INLINE_LAMBDA {
@@ -193,13 +262,13 @@ void gemv_strips_float(const Strips& w, const ActivationView& x, int row, float*
   });
 }
 
-template <class F, int R, int kStrips>
+template <class F, int R, int kStrips, Fetch kFetch>
 ISTHMUS_INLINE void gemv_rows(const Strips& w, const ActivationView& x, int row, float* y, int64_t y_stride,
                               int lanes) {
   if constexpr (F::policy == Policy::Int8) {
-    gemv_strips<F, R, kStrips>(w, x, row, y + row * y_stride, y_stride, lanes);
+    gemv_strips<F, R, kStrips, kFetch>(w, x, row, y + row * y_stride, y_stride, lanes);
   } else {
-    gemv_strips_float<F, R, kStrips>(w, x, row, y + row * y_stride, y_stride, lanes);
+    gemv_strips_float<F, R, kStrips, kFetch>(w, x, row, y + row * y_stride, y_stride, lanes);
   }
 }
 
@@ -208,17 +277,28 @@ template <class F, int R>
 void gemv_pass(const MatrixView& w, const ActivationView& x, int row, int64_t strip, int64_t strip_end,
                float* y, int64_t y_stride) {
   constexpr int kStrips = kGemvStrips<F, R>;
-  const auto take = [&]<int N>(Int<N>) {
+  const auto take = [&]<int N, Fetch kFetch>(Int<N>, std::integral_constant<Fetch, kFetch>) {
     const Strips here{tiles_at<F>(w, strip, 0), tiles_at<F>(w, strip + N, 0), x.columns * kStepBytes<F> / 64};
-    gemv_rows<F, R, N>(here, x, row, y, y_stride, strip_lanes(w, strip + N - 1));
+    gemv_rows<F, R, N, kFetch>(here, x, row, y, y_stride, strip_lanes(w, strip + N - 1));
     strip += N;
     y += N * kStripRows;
   };
-  if (kStrips == 1 || !reads_one_stream) {
-    while (strip_end - strip >= kStrips) take(Int<kStrips>{});
+  if (reads_one_stream) {
+    if constexpr (kInOrder<F, R>) {
+      for (; strip < strip_end; ++strip, y += kStripRows) {
+        gemv_in_order<F, R>(tiles_at<F>(w, strip, 0), x, row, y + row * y_stride, y_stride,
+                            strip_lanes(w, strip));
+      }
+    } else {
+      constexpr std::integral_constant<Fetch, one_stream_fetch<F, R>()> kFetch;
+      while (strip < strip_end) take(Int<1>{}, kFetch);
+    }
+    return;
   }
+  constexpr std::integral_constant<Fetch, Fetch::Near> kNear;
+  while (strip_end - strip >= kStrips) take(Int<kStrips>{}, kNear);
   if constexpr (kStrips > 1) {
-    while (strip < strip_end) take(Int<1>{});
+    while (strip < strip_end) take(Int<1>{}, kNear);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "moe/rows.h"
 #include "runtime/buffer.h"
 #include "runtime/thread_pool.h"
+#include "runtime/tuning.h"
 
 namespace isthmus {
 
@@ -39,7 +40,7 @@ struct Group {
 
 // Shared by all operators: one runs at a time, since it holds the pool's session.
 struct Workspace {
-  Buffer x, gathered, hidden;
+  Buffer x, gathered, hidden, partial;
   Routing routing;
   std::vector<Group> groups;
   std::vector<int64_t> items, pieces;  // of each part (node)
@@ -51,8 +52,8 @@ class Call {
     pool.set_enter_hook(kernels.matmul.enter_thread);
   }
 
-  // Items of a job so that each of its threads gets several, but an item is worth starting.
-  int64_t grain(int64_t items, int64_t item_bytes) const;
+  // Items of a job so that each of its threads gets several, but `bytes` of them are worth starting.
+  int64_t grain(int64_t items, int64_t item_bytes, int64_t bytes = tuning::kItemBytes) const;
   // Strips of an item of a product over `strips`, a multiple of `least` (a GEMM's panel: an odd strip costs
   // as much as two); fewer when there are not enough items for every thread.
   int64_t strips_per_item(int64_t strips, int64_t least) const;

@@ -42,6 +42,7 @@ class Experts {
   int64_t chosen_bytes(const Routing& routing) const;
   void gate_up(Call& call) const;
   void down(Call& call, const ExpertsArgs& args) const;
+  void down_few(Call& call, const ExpertsArgs& args) const;
 
   ExpertWeights routed_, shared_;
   Activation act_;

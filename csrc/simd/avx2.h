@@ -9,6 +9,7 @@ namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kGemvRows = 4;
 constexpr int kGemvSums = 4;  // rows of x times strips
+constexpr int kStreamRows = 0;
 constexpr int kGemmRows = 4;  // 4 x 2 ymm of sums, a code vector and temporaries in 16 registers
 constexpr int kGemmStrips = 1;
 
@@ -19,6 +20,11 @@ struct u8v {
 ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+ISTHMUS_INLINE u8v load_in_order(const uint8_t* p) {
+  u8v v = load_u8(p);
+  __asm__ volatile("" : "+x"(v.lo), "+x"(v.hi));
+  return v;
 }
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);

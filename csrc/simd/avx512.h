@@ -7,8 +7,9 @@
 namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kGemvRows = 8;
-constexpr int kGemvSums = 8;  // rows of x times strips
-constexpr int kGemmRows = 4;  // 4 x 2 sums, as many dots and two code vectors fit the 32 registers
+constexpr int kGemvSums = 8;    // rows of x times strips
+constexpr int kStreamRows = 2;  // rows of x up to which a step is faster than memory (drivers/gemv.h)
+constexpr int kGemmRows = 4;    // 4 x 2 sums, as many dots and two code vectors fit the 32 registers
 constexpr int kGemmStrips = 2;
 
 struct u8v {
@@ -16,6 +17,11 @@ struct u8v {
 };
 
 ISTHMUS_INLINE u8v load_u8(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+ISTHMUS_INLINE u8v load_in_order(const uint8_t* p) {
+  __m512i v = _mm512_loadu_si512(p);
+  __asm__ volatile("" : "+v"(v));
+  return {v};
+}
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { _mm512_storeu_si512(p, a.v); }
 ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
 ISTHMUS_INLINE u8v as_u8(i32v a) { return {a.v}; }

@@ -14,6 +14,7 @@ namespace isthmus::ISTHMUS_ISA {
 // vectors of 64 bytes spill in any case, and every further row is a minute of compile time.
 constexpr int kGemvRows = 1;
 constexpr int kGemvSums = 1;  // rows of x times strips
+constexpr int kStreamRows = 0;
 constexpr int kGemmRows = 1;
 constexpr int kGemmStrips = 1;
 
@@ -28,6 +29,8 @@ ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
   memcpy(&r.v, p, sizeof r.v);
   return r;
 }
+// A load that the compiler leaves in its place among the others of its kind, and does not repeat.
+ISTHMUS_INLINE u8v load_in_order(const uint8_t* p) { return load_u8(p); }
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { memcpy(p, &a.v, sizeof a.v); }
 ISTHMUS_INLINE u8v set1_u8(uint8_t x) { return {x * 0x01010101u + u32x16{}}; }
 ISTHMUS_INLINE u8v as_u8(i32v a) { return {(u32x16)a.v}; }
