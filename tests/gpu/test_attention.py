@@ -73,7 +73,7 @@ VARIANTS = [
     pytest.param(4, 2, 16, {}, id="gqa"),
     pytest.param(3, 1, 24, {"window": 20}, id="window, odd sizes"),
     pytest.param(2, 2, 16, {"sinks": True}, id="sinks"),
-    pytest.param(4, 2, 80, {"kv_dtype": "q8_0"}, id="q8_0"),  # two scales and half of a third
+    pytest.param(2, 2, 80, {"kv_dtype": "q8_0"}, id="q8_0"),  # two scales and half of a third
     pytest.param(2, 1, 24, {"kv_dtype": "q8_0", "window": 20, "sinks": True}, id="q8_0, window, sinks"),
 ]
 
