@@ -215,6 +215,11 @@ class RunOptions:
         )
 
 
+def environment() -> Mapping[str, str]:
+    """The process's, for who only says what is in it (`isthmus doctor`)."""
+    return os.environ
+
+
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Folder for files that Isthmus makes itself: ISTHMUS_CACHE, else isthmus/ in the user's cache (XDG).
 

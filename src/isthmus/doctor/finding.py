@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from isthmus.config import environment
 from isthmus.placement.memory import read_text
 
 Level = Literal["ok", "advice", "problem"]
@@ -42,7 +42,7 @@ class System:
     root: Path = Path("/")
     run: Callable[[list[str]], str] = run_command
     limit: Callable[[int], int] = lambda kind: resource.getrlimit(kind)[0]
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    environ: Mapping[str, str] = field(default_factory=environment)
 
     def text(self, path: str) -> str:
         """Of a file below the root; empty if there is none, or none that may be read."""
