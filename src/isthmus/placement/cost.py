@@ -54,46 +54,53 @@ class Shares:
 
 
 # ram: decoding reaches 74 to 95 % (docs/performance.md, docs/planning.md); on many cores nothing is measured
-# yet, others report as little as 25 to 60. cpu_products: whole prefills reach 0.64 to 1.0 of what the driver
-# alone does beside a neighbour (benches/plan_check.py), less on a busy machine. gpu_memory, gpu_products:
-# from reports of other engines (whole passes lose more in small operations than in products), not measured
-# here. link: of `link_gb_s`, which is what pinned copies reach. handoff_s: others' measurements of stream
-# memory operations; threaded: benches/handoff.py.
-EXPECTED = Shares(0.8, 0.7, 0.55, 0.4, 1.0, 18e-6, 20e-6)
-BAD = Shares(0.6, 0.45, 0.4, 0.25, 0.85, 40e-6, 60e-6)
-GOOD = Shares(0.92, 1.0, 0.75, 0.6, 1.1, 8e-6, 9e-6)
+# yet, others report as little as 25 to 60. cpu_products: of what the driver alone does; see Core.whole. AMX's
+# whole prefills reach 0.64 to 1.0 of the driver beside a neighbour, less on a busy machine. gpu_memory,
+# gpu_products: from reports of other engines (whole passes lose more in small operations than in products),
+# not measured here. link: of `link_gb_s`, which is what pinned copies reach. handoff_s: others' measurements
+# of stream memory operations; threaded: benches/handoff.py.
+EXPECTED = Shares(0.8, 1.0, 0.55, 0.4, 1.0, 18e-6, 20e-6)
+BAD = Shares(0.6, 0.643, 0.4, 0.25, 0.85, 40e-6, 60e-6)
+GOOD = Shares(0.92, 1.43, 0.75, 0.6, 1.1, 8e-6, 9e-6)
 
 
 @dataclass(frozen=True)
 class Core:
     """One core with an instruction set, from docs/performance.md.
 
-    unpack_ns, row_ns: of 16 x 64 weights in the GEMM, unpacking and each row. unpack_gb_s: weights times one
-    row, of formats without a grid. multiply_gops: the rate of the GEMM's innermost loop beside which these
-    were measured; a machine with another is so much faster or slower. 0: its products do not follow it.
+    unpack_ns, row_ns: of 16 x 64 weights in the GEMM, unpacking and each row. attention_gflops: of its fp32
+    or bf16 products. unpack_gb_s: weights times one row, of formats without a grid. whole: of these rates of
+    the driver, what whole prefills reach. multiply_gops: the rate of the GEMM's innermost loop beside which
+    they were measured; a machine with another is so much faster or slower. 0: its products do not follow it.
+    q8_0: how often its row_ns a row of Q8_0 takes. grid: of SLOW_GB_S.
     """
 
     unpack_ns: float
     row_ns: float
     attention_gflops: float
     unpack_gb_s: float
+    whole: float
     multiply_gops: float = 0.0
+    q8_0: float = 1.0
+    grid: float = 1.0
 
 
 # amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. Not by its
 # rate, which a neighbour takes to a third while the driver loses a third.
-# avx512, avx2: one thread of Zen 4, the driver alone. avx512, Q4_K: 119 and 217 ns at 16 and 32 rows, 0.68 of
-# the rate at 128. avx2: 157 and 299 ns at 12 and 24 rows, 12.4 a row at 128, 0.75 of the rate.
-# avx2vnni: not measured.
+# avx512, avx2: Zen 4, two threads, weights from memory, benches/gemm.py. avx512 beside 385 GOPS a core: Q4_K
+# 189, 316, 1012 and 3927 ns at 16, 32, 128 and 512 rows, Q8_0 242, 362, 1083 and 3927; here as at 480, the
+# rate of an idle core. avx2 beside 140: Q4_K 324, 590 and 2250 ns at 16, 32 and 128 rows, here as at 225;
+# Q8_0, whose codes do not fit sums of pairs in 16 bits, 1.5 times Q4_K. unpack_gb_s: from the second cache,
+# the slowest of Q4_K, Q6_K and Q8_0, benches/gemv.py. whole: benches/plan_check.py. avx2vnni: not measured.
 CORES = {
-    "amx": Core(75, 2.75, 200, 25),
-    "avx512": Core(20, 6.1, 75, 25, 480),
-    "avx2vnni": Core(60, 10.0, 60, 18),
-    "avx2": Core(20, 12.0, 60, 18, 225),
-    "scalar": Core(600, 600, 2, 0.5),
+    "amx": Core(75, 2.75, 200, 25, 0.7),
+    "avx512": Core(60, 6.0, 75, 29, 0.9, 480),
+    "avx2vnni": Core(60, 10.0, 60, 18, 0.7, grid=0.5),
+    "avx2": Core(30, 10.6, 60, 24, 0.9, 225, q8_0=1.5, grid=0.5),
+    "scalar": Core(600, 600, 2, 0.5, 0.7, grid=0.5),
 }
 # Formats whose codes are looked up, or whose bits are in many planes: GB/s a core with AVX-512, from
-# "Grid formats" there (cycles per 64 weights at 2.6 GHz). Half of it is taken for AVX2.
+# "Grid formats" there (cycles per 64 weights at 2.6 GHz).
 SLOW_GB_S = {
     "iq1_s": 5.9, "iq1_m": 5.5, "iq2_xxs": 6.5, "iq2_xs": 6.2, "iq2_s": 7.6, "iq3_xxs": 7.2, "iq3_s": 7.8,
     "q3_k": 9.0, "q2_k": 11.0, "tq1_0": 6.0, "q1_0": 7.0,
@@ -329,22 +336,21 @@ class _Step:
         if self._core is None:
             self.missing += ["the instruction set"] if rows > 1 else []
             return RAM, read
+        core = self._core
         if rows > GEMM_ROWS:
-            ns = weights / 1024 * (self._core.unpack_ns + rows * self._core.row_ns)
+            eight = formats.get("q8_0", 0) / max(1, sum(formats.values()))
+            row_ns = core.row_ns * (1 + eight * (core.q8_0 - 1))
+            ns = weights / 1024 * (core.unpack_ns + rows * row_ns)
             return self._longer(RAM, read, CPU_PRODUCTS, self._cpu_seconds(ns / 1e9))
-        wide = self._core.unpack_gb_s
-        factor = 1.0 if wide >= CORES["avx512"].unpack_gb_s else 0.5
-        own = sum(
-            share * size / 1e9 / min(wide, factor * SLOW_GB_S.get(name, wide / factor))
-            for name, size in formats.items()
-        )
-        return self._longer(RAM, read, CPU_PRODUCTS, own / self._machine.cores / self._pace)
+        own = sum(share * size / 1e9 / _unpack_gb_s(core, name) for name, size in formats.items())
+        return self._longer(RAM, read, CPU_PRODUCTS, own / self._machine.cores)
 
     def _attention_rate(self) -> float:
         return 1e9 * self._core.attention_gflops if self._core else 1.0
 
     def _cpu_seconds(self, core_seconds: float) -> float:
-        return core_seconds / (self._machine.cores * self._pace * self._shares.cpu_products)
+        whole = min(1.0, self._core.whole * self._shares.cpu_products) if self._core else 1.0
+        return core_seconds / (self._machine.cores * self._pace * whole)
 
     def _ram(self, nbytes: float) -> float:
         return self._rate(nbytes, self._shares.ram * self._machine.read_gb_s, "RAM's read bandwidth")
@@ -361,6 +367,11 @@ class _Step:
     @staticmethod
     def _longer(one: str, one_s: float, other: str, other_s: float) -> tuple[str, float]:
         return (one, one_s) if one_s >= other_s else (other, other_s)
+
+
+def _unpack_gb_s(core: Core, name: str) -> float:
+    slow = core.grid * SLOW_GB_S[name] if name in SLOW_GB_S else core.unpack_gb_s
+    return min(slow, core.unpack_gb_s)
 
 
 def _pace(machine: Machine, core: Core | None) -> float:
