@@ -140,6 +140,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("reasoning_effort", LONG),
     *[("thinking", value) for value in (True, {}, {"type": "maybe"})],
     ("enable_thinking", "no"),
+    *[("cache_salt", value) for value in ("", 5, "x" * 257)],
     *[("regex", "[0-9]+"), ("ebnf", "root ::= x"), ("structural_tag", {}), ("allowed_token_ids", [1])],
     *[("n_predict", 5), ("repeat_last_n", 64), ("no_repeat_ngram_size", 3), ("reasoning_budget", 0)],
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
@@ -170,3 +171,17 @@ def test_langchain_structures_and_calls(chain: ChatOpenAI) -> None:
     (call, *_) = answer.tool_calls
     assert call["name"] == "GetWeather"
     assert_weather(call["args"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_prompt_is_found_in_the_cache_by_those_of_its_salt(host: str, path: str) -> None:
+    text = f"{path}: a text that nobody else has asked for."
+
+    def num_cached(**fields: str) -> int:
+        body = {"messages": [{"role": "user", "content": text}], "prompt": text, "max_tokens": 1} | fields
+        answer = httpx.post(host + path, json=body, timeout=60).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    salted = [num_cached(cache_salt="a"), num_cached(cache_salt="a"), num_cached(cache_salt="b")]
+    assert (salted[0], salted[2]) == (0, 0)
+    assert salted[1] > 0

@@ -25,6 +25,7 @@ from isthmus.server.logprobs import TokenTexts
 from isthmus.server.metrics import Metrics
 from isthmus.server.options import ServerOptions
 from isthmus.server.prompts import Prepared, check_params
+from isthmus.server.schemas.base import Sampling
 from isthmus.server.schemas.chat import ChatRequest
 from isthmus.server.schemas.completions import CompletionRequest
 from isthmus.server.sse import until_gone
@@ -115,7 +116,7 @@ class Service:
             return Prepared(made.prompts, await self.answers.of(chat, inside=made.inside))
 
         ends = not chat.ignore_eos
-        return await self.start(kind, prepare, params, chat.num_choices, continues=chat.continues, ends=ends)
+        return await self.start(kind, prepare, params, chat, continues=chat.continues, ends=ends)
 
     async def start_completion(self, body: CompletionRequest) -> Choices:
         """The continuations of texts, under way. The caller closes them."""
@@ -131,19 +132,19 @@ class Service:
 
         # After one token nothing comes: an end token is then told like any other, as its readers count on.
         ends = not (body.ignore_eos or (body.echo and body.logprobs is not None and body.token_limit == 1))
-        return await self.start("cmpl-", prepare, params, body.num_choices, continues=True, ends=ends)
+        return await self.start("cmpl-", prepare, params, body, continues=True, ends=ends)
 
     async def start(
         self,
         kind: str,
         prepare: Callable[[], Awaitable[Prepared]],
         params: SamplingParams,
-        num_choices: int = 1,
+        asked: Sampling,
         *,
-        continues: bool = False,
-        ends: bool = True,
+        continues: bool,
+        ends: bool,
     ) -> Choices:
-        """`num_choices` answers to each prompt; `prepare` makes those once the request has its place.
+        """As many answers as were asked for to each prompt; `prepare` makes those once there is a place.
 
         `continues`: the answers go on from the prompts' text. `ends`: the model's end tokens end them; where
         a grammar says that nothing may follow they always do.
@@ -155,14 +156,15 @@ class Service:
             limit = self.context_tokens(self.require_ready())  # again: the engine may have died meanwhile
             ends = ends or params.grammar is not None
             stop_ids = (self.tokenizer.stop_ids if ends else frozenset()) | frozenset(params.stop_token_ids)
-            num_requests = len(made.prompts) * num_choices
+            num_requests = len(made.prompts) * asked.num_choices
             for index in range(num_requests):
-                prompt = made.prompts[index // num_choices]
+                prompt = made.prompts[index // asked.num_choices]
                 request = Request(
                     id=choices.id if num_requests == 1 else f"{choices.id}-{index}",
                     prompt=prompt,
                     params=_own_params(params, index, limit - len(prompt)),
                     stop_ids=stop_ids,
+                    cache_salt=asked.cache_salt or "",
                 )
                 choices.generations.append(self._generation(request, choices, made.answering, continues))
             return choices

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from isthmus.engine.request import (
     MAX_INT,
     MAX_LOGIT_BIAS,
+    MAX_SALT_CHARACTERS,
     MAX_SEED,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
@@ -73,6 +74,8 @@ class Sampling(Body):
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    # vLLM's: prompts are found in the cache by requests of the same salt alone.
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] = None
     return_progress: bool | None = None  # llama-server's: how far the prompt is, in a chat's stream
     max_tokens: TokenLimit = None
     stop: Stop | None = None
