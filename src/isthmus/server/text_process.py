@@ -34,11 +34,11 @@ _LENGTH = struct.Struct("<I")
 _START_S = 120.0  # to read the vocabulary, beside an engine that loads; 1 s for 150,000 tokens alone
 _END_S = 0.05  # for an exchange to end by itself
 
-# For a text, and again for each megabyte. On a core of its own one takes 0.5 s to be tokenised; beside an
-# engine of two threads on two cores 2 s in the first process, 0.7 in the second.
-_IDLE_PATIENCE_S, _PATIENCE_S = 2.0, 60.0
+# For a text, and again twice for each megabyte. On a core of its own one takes 0.5 s to be tokenised; in the
+# first process 1 to 2 s beside an engine of two threads on two cores, 7 s beside another program too.
+_IDLE_PATIENCE_S, _PATIENCE_S = 5.0, 60.0
 
-# How long the cores are taken to be busy after the first process was too slow: it has to be started again.
+# For so long work of a kind for which the first process was too slow is not tried there: it starts anew.
 _BUSY_S = 60.0
 
 
@@ -175,16 +175,16 @@ class LongTexts:
     def __init__(self, begin: Begin, command: Sequence[str] = WORKER) -> None:
         self.idle = TextProcess(msgspec.structs.replace(begin, only_idle=True), command)
         self.low = TextProcess(msgspec.structs.replace(begin, only_idle=False), command)
-        self._busy_until = 0.0
+        self._busy_until: dict[str, float] = {}
 
     def ask(self, ask: Ask) -> bytes:
         """The answer; ApiError."""
-        size = 1 + len(ask.data) / (1 << 20)
-        if time.monotonic() >= self._busy_until:
+        size = 1 + 2 * len(ask.data) / (1 << 20)
+        if time.monotonic() >= self._busy_until.get(ask.what, 0.0):
             try:
                 return self.idle.ask(ask, self.idle_patience_s * size)
             except TimeoutError:
-                self._busy_until = time.monotonic() + _BUSY_S
+                self._busy_until[ask.what] = time.monotonic() + _BUSY_S
         try:
             return self.low.ask(ask, self.patience_s * size)
         except TimeoutError:
