@@ -132,12 +132,12 @@ def test_company_changes_no_bit(
     engine.close()
 
 
-@pytest.mark.parametrize("strategy", ["gpu", "stream", "hybrid"])
+@pytest.mark.parametrize(("strategy", "kv_dtype"), [("gpu", "bf16"), ("stream", "q8_0"), ("hybrid", "bf16")])
 def test_wherever_experts_are(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, tmp_path: Path
+    shared: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, kv_dtype: str, tmp_path: Path
 ) -> None:
     """All on the device, streamed at every step, and some there by a profile: these stay where they are."""
-    options: dict[str, Any] = {"strategy": strategy}
+    options: dict[str, Any] = {"strategy": strategy, "kv_dtype": kv_dtype}
     if strategy == "hybrid":
         written = tmp_path / "profile.json"
         written.write_text(Profile("tiny", 1, {1: (0, 3, 0, 0, 9, 0, 1, 0)}).to_json())

@@ -73,7 +73,6 @@ def test_what_ran_is_said(engine: Engine, path: Path) -> None:
         {"residual_dtype": "f32"},
         {"strategy": "hybrid", "kv_dtype": "q8_0"},
         {"strategy": "gpu", "kv_dtype": "q8_0"},
-        {"strategy": "stream", "kv_dtype": "q8_0"},
     ],
     ids=str,
 )
