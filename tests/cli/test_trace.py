@@ -64,6 +64,16 @@ def test_bench_writes_one(tmp_path: Path, here: Here, strategy: list[str]) -> No
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
 
 
+def test_a_file_that_cannot_be_written_is_said_before_the_model_is_loaded(tmp_path: Path, here: Here) -> None:
+    for file, why in (
+        (tmp_path / "no" / "step.json", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        done = here("bench", "dummy:deepseek-v3", "-p", "8", "-n", "1", "--trace", file)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"--trace: {file} cannot be written: {why}" in done.stderr
+
+
 def test_with_overlap_two_sequences_take_turns(tmp_path: Path) -> None:
     """Each half's experts of each layer; the second half submits before the first one's are waited for."""
     case = tiny.CASES["qwen3moe"]

@@ -66,6 +66,11 @@ def bench(
             raise UsageError("--trace is of one strategy; leave --strategies out")
         _compare(strategies, as_json=as_json, markdown=markdown)
         return
+    if trace is not None:
+        try:
+            trace.open("a").close()  # before minutes of loading
+        except OSError as error:
+            raise UsageError(f"--trace: {trace} cannot be written: {error.strerror}") from None
     need = max(prompts) + max(news) + 2
     ctx = need if need > DEFAULT_CONTEXT_TOKENS else None
     from isthmus.cli import bench_ops
