@@ -17,6 +17,11 @@ const KernelTable& kernels();
 // or the CPU (or the system, for amx) lacks it. Not to be called while a product runs.
 void use_isa(const char* name);
 
+// Rows of x from which the table in use multiplies an integer format by its GEMM. Its own where the two
+// drivers give the same bits, that is without a matrix unit: the choice is one of speed. Other formats:
+// kGemmMinRows.
+int int8_gemm_min_rows();
+
 // The named table without making it current (tests); throws as use_isa does. "scalar-bf16" is scalar with the
 // GEMM of amx: its oracle, and no instruction set to choose.
 const KernelTable& isa_table(const char* name);

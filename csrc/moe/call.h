@@ -33,7 +33,7 @@ struct Group {
   RowFields x_fields, hidden_fields;  // what gate and up read, and down
   int64_t first;                      // place of its first row among all rows of the call
   int rows;
-  bool gemm;
+  bool gate_gemm, up_gemm, down_gemm;
   bool gathered = false;         // its rows of x are copies
   ActivationView x{}, hidden{};  // of these rows; set when all groups are known
 };
@@ -85,6 +85,10 @@ inline void multiply(const MatmulKernels& kernels, bool gemm, const AffineMatrix
   }
 }
 
-inline bool use_gemm(bool exact, int64_t rows) { return !exact && rows >= kGemmMinRows; }
+// The driver of a matrix by the rows of x that it is multiplied by in all.
+inline bool use_gemm(const PackedWeights& w, bool exact, int64_t rows) {
+  const bool int8 = w.format().policy == Policy::Int8;
+  return !exact && rows >= (int8 ? int8_gemm_min_rows() : kGemmMinRows);
+}
 
 }  // namespace isthmus

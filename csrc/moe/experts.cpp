@@ -67,16 +67,16 @@ void gate_up_blocks(const KernelTable& kernels, const Activation& act, const Gro
   const auto columns_of = [&](int64_t at) {
     return std::min<int64_t>(kStepColumns, gate_matrix.rows - at * kStepColumns);
   };
-  const auto multiply_blocks = [&](const AffineMatrix& w, float* y) {
+  const auto multiply_blocks = [&](bool gemm, const AffineMatrix& w, float* y) {
     for (int64_t at = block; at < block + count; at++, y += tile) {
       const int64_t begin = at * kBlockStrips, end = begin + num_strips(columns_of(at));
-      multiply(kernels.matmul, group.gemm, w, group.x, begin, end, y, kStepColumns, driver);
+      multiply(kernels.matmul, gemm, w, group.x, begin, end, y, kStepColumns, driver);
     }
   };
   ask_for(*group.of->up, up_matrix, block * kBlockStrips);
-  multiply_blocks(gate_matrix, gate);
+  multiply_blocks(group.gate_gemm, gate_matrix, gate);
   ask_for(*group.of->gate, gate_matrix, (block + count) * kBlockStrips);
-  multiply_blocks(up_matrix, up);
+  multiply_blocks(group.up_gemm, up_matrix, up);
   const int64_t first = group.of->gate->part(part).first_strip / kBlockStrips;
   for (int64_t at = block; at < block + count; at++, gate += tile, up += tile) {
     const int64_t columns = columns_of(at);
@@ -176,16 +176,18 @@ void Experts::nothing(const ExpertsArgs& args) const {
 void Experts::add_groups(Call& call, const ExpertWeights& of, int64_t expert, int64_t first,
                          int64_t end) const {
   if (first == end) return;
-  const bool gemm = use_gemm(exact_, end - first);
+  const bool gate_gemm = use_gemm(*of.gate, exact_, end - first),
+             up_gemm = use_gemm(*of.up, exact_, end - first),
+             down_gemm = use_gemm(*of.down, exact_, end - first);
   RowFields x_fields, hidden_fields;
-  x_fields.add(reads(call.kernels.matmul, of.gate->format(), gemm));
-  x_fields.add(reads(call.kernels.matmul, of.up->format(), gemm));
-  hidden_fields.add(reads(call.kernels.matmul, of.down->format(), gemm));
+  x_fields.add(reads(call.kernels.matmul, of.gate->format(), gate_gemm));
+  x_fields.add(reads(call.kernels.matmul, of.up->format(), up_gemm));
+  hidden_fields.add(reads(call.kernels.matmul, of.down->format(), down_gemm));
   const int64_t bytes = std::max(x_fields.bytes(of.gate->columns()), hidden_fields.bytes(of.down->columns()));
   const int64_t step = rows_per_group(end - first, bytes);
   for (int64_t at = first; at < end; at += step) {
-    call.work.groups.push_back(
-        {&of, expert, x_fields, hidden_fields, at, static_cast<int>(std::min(step, end - at)), gemm});
+    call.work.groups.push_back({&of, expert, x_fields, hidden_fields, at,
+                                static_cast<int>(std::min(step, end - at)), gate_gemm, up_gemm, down_gemm});
   }
 }
 
@@ -278,7 +280,7 @@ void Experts::gate_up(Call& call) const {
 void Experts::down(Call& call, const ExpertsArgs& args) const {
   const std::vector<Group>& groups = call.work.groups;
   const bool any_gemm =
-      std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.gemm; });
+      std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.down_gemm; });
   const int64_t width = hidden();
   const int64_t places = call.work.routing.num_places() + (shared_.gate ? args.tokens : 0);
   if (reads_one_stream && !any_gemm && places * width <= tuning::kSerialFloats) return down_few(call, args);
@@ -300,7 +302,7 @@ void Experts::down(Call& call, const ExpertsArgs& args) const {
     const PackedWeights::Part& rows = routed_.down->part(part);
     const int64_t begin = item * step, end = std::min(begin + step, num_strips(rows.rows));
     for (const Group& group : groups) {
-      multiply(call.kernels.matmul, group.gemm, group.of->down->matrix(group.expert, part), group.hidden,
+      multiply(call.kernels.matmul, group.down_gemm, group.of->down->matrix(group.expert, part), group.hidden,
                begin, end, partial + group.first * stride, stride, partial + partial_floats);
     }
     const int64_t column = (rows.first_strip + begin) * kStripRows;

@@ -55,15 +55,19 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedWeights>> weights, std::v
 void Linear::operator()(const LinearArgs& args) const {
   if (args.rows <= 0) return;
   Call call;
-  const bool gemm = use_gemm(exact_, args.rows);
+  const auto gemm = [&](const PackedWeights& w) { return use_gemm(w, exact_, args.rows); };
+  bool any_gemm = false;
   RowFields fields;
-  for (const auto& w : weights_) fields.add(reads(call.kernels.matmul, w->format(), gemm));
+  for (const auto& w : weights_) {
+    any_gemm |= gemm(*w);
+    fields.add(reads(call.kernels.matmul, w->format(), gemm(*w)));
+  }
   const ActivationView x = prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields, args.x,
                                         args.rows, columns(), args.x_stride);
   const int64_t group = rows_per_group(args.rows, fields.bytes(columns()));
   int64_t strips = 0;
   for (const auto& w : weights_) strips += num_strips(w->rows());
-  const int64_t step = call.strips_per_item(strips, gemm ? tuning::kMinGemmStrips : 1);
+  const int64_t step = call.strips_per_item(strips, any_gemm ? tuning::kMinGemmStrips : 1);
   const int64_t stride = step * kStripRows;
 
   // Items of a node: all pieces of its rows for the first group of rows of x, then for the next: a worker
@@ -97,8 +101,8 @@ void Linear::operator()(const LinearArgs& args) const {
           const int64_t first = piece * step, last = std::min(first + step, num_strips(w.rows));
           const int64_t columns_here = std::min(last * kStripRows, w.rows) - first * kStripRows;
           const int64_t n = (weights_[which]->part(part).first_strip + first) * kStripRows;
-          multiply(call.kernels.matmul, gemm, w, slice_rows(x, row, rows), first, last, tile, stride,
-                   tile + group * stride);
+          multiply(call.kernels.matmul, gemm(*weights_[which]), w, slice_rows(x, row, rows), first, last,
+                   tile, stride, tile + group * stride);
           const int64_t at = row * args.out_stride + column + n;
           write_tile(tile, stride, rows, columns_here, biases_[which] ? biases_[which] + n : nullptr,
                      args.residual ? args.residual + at : nullptr, args.out + at, args.out_stride);
@@ -115,7 +119,7 @@ void HeadLinear::operator()(const HeadLinearArgs& args) const {
   if (args.rows <= 0) return;
   Call call;
   const PackedWeights& w = *weights_;
-  const bool gemm = use_gemm(exact_, args.rows);
+  const bool gemm = use_gemm(w, exact_, args.rows);
   RowFields fields;
   fields.add(reads(call.kernels.matmul, w.format(), gemm));
   const int64_t group = rows_per_group(args.rows, fields.bytes(w.columns()));
