@@ -97,6 +97,32 @@ def test_what_finds_no_idle_core_is_done_at_a_low_priority(
     assert log.read_text().split() == ["idle", "low", "idle"]
 
 
+def test_a_prompt_does_not_wait_behind_a_text_that_finds_no_idle_core(texts: LongTexts, log: Path) -> None:
+    """Of the 60 s that the text sleeps there."""
+    completion = json.dumps({"texts": ["ab"], "add_special": False}).encode()
+    texts.ask(tokenize("a"))
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(texts.ask, tokenize("stuck"))
+        wait_for(lambda: texts.idle.works)
+        prompted = texts.ask(Ask(COMPLETION, completion, 9, for_answer=True))
+        assert not asked.done()
+        assert unpacked(prompted).prompts == [[97, 98]]
+        texts.close()
+        with pytest.raises(EngineError):
+            asked.result()
+    assert log.read_text().split() == ["idle", "low"]
+
+
+def test_a_prompt_has_less_patience_with_busy_cores(
+    texts: LongTexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completion = json.dumps({"texts": ["hang"], "add_special": False}).encode()
+    monkeypatch.setattr(texts, "idle_patience_s", 600)
+    monkeypatch.setattr(texts, "idle_patience_for_prompts_s", 0.3)
+    made = texts.ask(Ask(COMPLETION, completion, 9, for_answer=True))
+    assert unpacked(made).prompts == [list(b"hang")]
+
+
 def test_a_text_that_ends_the_process_or_takes_for_ever_is_an_error_and_the_next_one_is_well(
     texts: LongTexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from isthmus.tokenizer.json_lines import encode
 T = TypeVar("T")
 
 _SHORT_THREADS = 2
+_LONG_PROMPT_THREADS = 2  # one for each process for long texts
 _RETRY_S = 2
 
 
@@ -86,6 +87,7 @@ class TextLanes:
         self._long_texts = long_texts or InThread(side)
         self.short = Lane(_SHORT_THREADS, "text", most_waiting)
         self.long = Lane(1, "long text", most_waiting)
+        self._long_prompts = ThreadPoolExecutor(_LONG_PROMPT_THREADS, thread_name_prefix="long prompt")
 
     async def answer(self, path: str, body: bytes, context_tokens: int | None) -> bytes:
         """What a request to `path` gets. ApiError, 503 for one too many."""
@@ -99,10 +101,10 @@ class TextLanes:
 
         def apart() -> Prompted:
             data = encode(vars(prompts.conversation_of(chat)))
-            return unpacked(self._long_texts.ask(Ask(CHAT, data, context_tokens)))
+            return unpacked(self._long_texts.ask(Ask(CHAT, data, context_tokens, for_answer=True)))
 
         prompts = self._side.prompts
-        return await (self.long.run(apart) if _is_long() else self.short.run(here))
+        return await self._prompted(here, apart)
 
     async def of_completion(self, body: CompletionRequest, context_tokens: int) -> Prompted:
         def here() -> Prompted:
@@ -110,14 +112,20 @@ class TextLanes:
 
         def apart() -> Prompted:
             data = encode({"texts": body.prompt, "add_special": add_special})
-            return unpacked(self._long_texts.ask(Ask(COMPLETION, data, context_tokens)))
+            return unpacked(self._long_texts.ask(Ask(COMPLETION, data, context_tokens, for_answer=True)))
 
         add_special = body.add_special_tokens is not False
-        return await (self.long.run(apart) if _is_long() else self.short.run(here))
+        return await self._prompted(here, apart)
+
+    async def _prompted(self, here: Callable[[], Prompted], apart: Callable[[], Prompted]) -> Prompted:
+        if not _is_long():
+            return await self.short.run(here)
+        return await asyncio.get_running_loop().run_in_executor(self._long_prompts, apart)
 
     def close(self) -> None:
         self.short.close()
         self.long.close()
+        self._long_prompts.shutdown(wait=False, cancel_futures=True)
         self._long_texts.close()
 
 

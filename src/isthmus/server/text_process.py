@@ -35,8 +35,9 @@ _START_S = 120.0  # to read the vocabulary, beside an engine that loads; 1 s for
 _END_S = 0.05  # for an exchange to end by itself
 
 # For a text, and again twice for each megabyte. On a core of its own one takes 0.5 s to be tokenised; in the
-# first process 1 to 2 s beside an engine of two threads on two cores, 7 s beside another program too.
-_IDLE_PATIENCE_S, _PATIENCE_S = 5.0, 60.0
+# first process 1 to 2 s beside an engine of two threads on two cores, 7 s beside another program too. Prompts
+# that somebody waits to be answered are not kept so long from a core.
+_IDLE_PATIENCE_S, _IDLE_PATIENCE_FOR_PROMPTS_S, _PATIENCE_S = 5.0, 1.0, 60.0
 
 # For so long work of a kind for which the first process was too slow is not tried there: it starts anew.
 _BUSY_S = 60.0
@@ -50,11 +51,12 @@ class Begin(msgspec.Struct):
 
 
 class Ask(msgspec.Struct):
-    """`what`: a key of text_work.WORK; `data`: what that takes."""
+    """`what`: a key of text_work.WORK; `data`: what that takes. for_answer: the engine goes on from it."""
 
     what: str
     data: bytes
     context_tokens: int | None
+    for_answer: bool = False
 
 
 class Refusal(msgspec.Struct):
@@ -102,7 +104,7 @@ def _read(sock: socket.socket, size: int) -> bytearray:
 
 
 class TextProcess:
-    """One of the two, started when first asked. `ask` from one thread at a time; `close` from any."""
+    """One of the two, started when first asked. It does one thing at a time, whoever asks."""
 
     def __init__(self, begin: Begin, command: Sequence[str] = WORKER) -> None:
         self._begin = begin
@@ -110,6 +112,10 @@ class TextProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+
+    @property
+    def works(self) -> bool:
+        return self._lock.locked()
 
     @property
     def pid(self) -> int | None:
@@ -168,9 +174,10 @@ class TextProcess:
 
 
 class LongTexts:
-    """Both processes. `ask` from one thread at a time; `close` from any."""
+    """Both processes."""
 
     idle_patience_s, patience_s = _IDLE_PATIENCE_S, _PATIENCE_S
+    idle_patience_for_prompts_s = _IDLE_PATIENCE_FOR_PROMPTS_S
 
     def __init__(self, begin: Begin, command: Sequence[str] = WORKER) -> None:
         self.idle = TextProcess(msgspec.structs.replace(begin, only_idle=True), command)
@@ -178,11 +185,13 @@ class LongTexts:
         self._busy_until: dict[str, float] = {}
 
     def ask(self, ask: Ask) -> bytes:
-        """The answer; ApiError."""
+        """The answer; ApiError. A prompt does not wait for another text in the first process."""
         size = 1 + 2 * len(ask.data) / (1 << 20)
-        if time.monotonic() >= self._busy_until.get(ask.what, 0.0):
+        patience_s = self.idle_patience_for_prompts_s if ask.for_answer else self.idle_patience_s
+        occupied = ask.for_answer and self.idle.works
+        if not occupied and time.monotonic() >= self._busy_until.get(ask.what, 0.0):
             try:
-                return self.idle.ask(ask, self.idle_patience_s * size)
+                return self.idle.ask(ask, patience_s * size)
             except TimeoutError:
                 self._busy_until[ask.what] = time.monotonic() + _BUSY_S
         try:
