@@ -87,6 +87,25 @@ def test_what_was_copied_from_is_not_trusted_when_the_copy_fails() -> None:
     assert step(s) == [("c", 0, 5, True)]
 
 
+@pytest.mark.parametrize("leaves", ["cancelled", "gave way"])
+def test_what_was_not_copied_yet_is_not_left_to_others(leaves: str) -> None:
+    """Admitted, but without a row in the step: its block holds nothing, and its tail would be that."""
+    world = World(scheduler(context=32, chunk=8, running=4, blocks=32))
+    world.add([0] * 7, 1)
+    world.step()
+    world.add([1] * 20, 1)
+    world.add([2] * 6, 1)
+    world.add([0] * 6 + [3] * 12, 1)
+    world.step()
+    late = world.alive[-1]
+    assert (late.num_computed, late.source is not None) == (6, True)
+    world.s._preempt(late) if leaves == "gave way" else world.end(late)
+    world.check_blocks()
+    world.add([0] * 6 + [4], 1)
+    while world.alive:
+        world.step()
+
+
 def test_who_took_a_tail_over_and_left_early_leaves_it_again() -> None:
     s = scheduler(context=64, chunk=4)
     s.add(request("a", 7, max_tokens=1))

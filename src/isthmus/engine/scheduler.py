@@ -358,6 +358,8 @@ class Scheduler:
         sequence.blocks, sequence.names = found.blocks + got, found.names
         sequence.num_computed = sequence.num_sound = found.num_tokens
         sequence.source = sequence.origin = found.source
+        if found.source is not None:  # what is to be copied is not in its block yet: no tail to leave
+            sequence.num_sound = len(found.names) * self.block_tokens
         if found.below:
             sequence.below = found.below
             sequence.load = self.prefixes.load(sequence.tokens, found, got)
