@@ -1,6 +1,7 @@
 """HTTP itself, over plain sockets: what is none is refused in the shape of other errors, and nobody stays
 connected by dribbling."""
 
+import gc
 import json
 import logging
 import socket
@@ -100,6 +101,29 @@ def test_what_is_no_http_behind_an_early_answer_ends_the_connection(
         assert read_all(sock) == b""
     assert not caplog.records
     assert_well(server)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED + b"zz\r\n",
+        CHAT + b"Content-Type: text/plain\r\n" + CHUNKED + b"zz\r\n",
+        b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED + b"zz\r\n",
+    ],
+    ids=["a body that nobody reads", "refused before it is read", "HEAD"],
+)
+def test_what_is_answered_without_its_body_is_answered_once(
+    server: Server, caplog: pytest.LogCaptureFixture, request_: bytes
+) -> None:
+    """The application's answer comes at once too, behind that of HTTP: no traceback in the log of it."""
+    with caplog.at_level(logging.ERROR), connected(server) as sock:
+        sock.sendall(request_)
+        seen = read_all(sock)
+        assert_well(server)
+        gc.collect()  # a task whose exception nobody took says so when it goes
+    assert seen.startswith(b"HTTP/1.1 400 ")
+    assert seen.count(b"HTTP/1.1 ") == 1
+    assert not caplog.records
 
 
 def test_headers_that_never_end_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ class Http11(H11Protocol):
         Where an answer was begun already it only ends the connection: there is no place for another.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            path = self.scope["path"] if self.conn.our_state is h11.SEND_RESPONSE else ""
+            is_known = self.conn.our_state is h11.SEND_RESPONSE
+            path = self.scope["path"] if is_known else ""
             body = bytes(ApiError(400, msg, code="invalid_http").response(path).body)
             headers = [
                 ("content-type", "application/json"),
@@ -54,8 +55,12 @@ class Http11(H11Protocol):
                 ("connection", "close"),
             ]
             head = h11.Response(status_code=400, headers=headers, reason="Bad Request")
-            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            data = b"" if is_known and self.scope["method"] == "HEAD" else body
+            for event in (head, h11.Data(data=data), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+            if is_known:  # the application gives an answer of its own, which h11 would not take any more
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
