@@ -236,16 +236,17 @@ def test_deferral_hides_late_experts_behind_the_device_at_best_and_pays_a_second
 
 @pytest.mark.parametrize(("cores", "longer"), [(4, "cpu"), (4000, "device")])
 def test_overlap_of_a_prompt_is_the_longer_of_both_lanes_of_two_halves(cores: int, longer: str) -> None:
-    """Half as many rows twice: experts that both halves choose are read twice. Without a ring, since a step
-    whose experts stream stays whole."""
-    slow_link = replace(MACHINE, cores=cores, gpus=(replace(CARD, pcie_gb_s=0.5),))
+    """Half as many rows twice: experts that both halves choose are read twice. The card has no room for a
+    ring."""
+    slow_link = replace(MACHINE, cores=cores, gpus=(replace(CARD, pcie_gb_s=0.5, free_bytes=3000 << 20),))
     source = DummySource("dummy:qwen3-30b-a3b")
 
     def prefill(**more: bool) -> Speed:
-        found = plan(slow_link, source, RunOptions(strategy="hybrid", **more)).estimate  # type: ignore[arg-type]
-        assert found is not None
-        assert found.prefill is not None
-        return found.prefill
+        whole = plan(slow_link, source, RunOptions(strategy="hybrid", **more))  # type: ignore[arg-type]
+        assert not whole.ring
+        assert whole.estimate is not None
+        assert whole.estimate.prefill is not None
+        return whole.estimate.prefill
 
     both = prefill(overlap=True)
     cpu = both.seconds.get(RAM, 0.0) + both.seconds.get(CPU_PRODUCTS, 0.0)
@@ -257,15 +258,32 @@ def test_overlap_of_a_prompt_is_the_longer_of_both_lanes_of_two_halves(cores: in
     assert sum(both.seconds.values()) > sum(prefill().seconds.values())
 
 
-def test_one_request_has_nothing_to_overlap_in_decoding_and_streamed_steps_stay_whole(
-    source: DummySource,
+@pytest.mark.parametrize("machine", [replace(MACHINE, cores=1), replace(MACHINE, read_gb_s=1e4, cores=4000)])
+def test_one_request_has_nothing_to_overlap_in_decoding_and_steps_that_may_stream_stay_whole(
+    source: DummySource, machine: Machine
 ) -> None:
+    """Whether any expert streams in the end or not: modules/split.py asks for the ring alone."""
     assert decode_of(MACHINE, overlap=True)[1] == decode_of(MACHINE)[1]
-    slow_cores = replace(MACHINE, cores=1)
-    whole = prefilled(source, "hybrid", slow_cores)
-    found = plan(slow_cores, source, RunOptions(strategy="hybrid", overlap=True)).estimate
-    assert found is not None
-    assert found.prefill == whole
+    whole = prefilled(source, "hybrid", machine)
+    assert (LINK in whole.seconds) == (machine.cores == 1)
+    both = plan(machine, source, RunOptions(strategy="hybrid", overlap=True))
+    assert both.ring
+    assert both.estimate is not None
+    assert both.estimate.prefill == whole
+    assert "hides nothing of a prompt" in both.estimate.assumed[0]
+
+
+def test_experts_whose_tiles_no_gpu_reads_stay_with_the_cpu_and_need_no_ring() -> None:
+    """However slow it is."""
+    source = DummySource("dummy:qwen3-30b-a3b?quant=iq2_xxs")
+    slow = replace(MACHINE, cores=1, gpus=(replace(CARD, pcie_gb_s=1000.0),))
+    found = plan(slow, source, RunOptions(strategy="hybrid"))
+    assert not found.ring
+    assert not any("ring" in note for note in found.notes)
+    assert found.estimate is not None
+    assert found.estimate.prefill is not None
+    assert found.estimate.prefill.bound == CPU_PRODUCTS
+    assert LINK not in found.estimate.prefill.seconds
 
 
 def test_cores_that_multiply_faster_take_so_much_less_for_products() -> None:

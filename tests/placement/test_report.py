@@ -145,6 +145,15 @@ def test_what_only_hybrid_takes_is_told_where_there_is_none() -> None:
     assert not make_report("m", SERVER, open_headers("qwen3-30b-a3b"), chosen).unused
 
 
+@pytest.mark.parametrize(("quant", "cache"), [("q4_k_m", 64 << 20), ("iq2_xxs", 1 << 30)])
+def test_a_card_that_is_only_imagined_need_not_suit_the_cache_asked_for(quant: str, cache: int) -> None:
+    machine = described_machine(ram="64GB", ram_bandwidth="80GB/s", cores=8, isa="avx2", gpu="none")
+    source = open_headers("qwen3-30b-a3b", quant)
+    made = make_report("m", machine, source, RunOptions(expert_cache=cache))
+    assert made.unused.startswith("--expert-cache is for strategy hybrid")
+    assert any(change.what.startswith("a GPU") for change in made.changes)
+
+
 def test_a_quantisation_whose_experts_no_card_takes_is_compared_without_the_cache() -> None:
     chosen = RunOptions(expert_cache=1 << 30)
     made = make_report("m", SERVER, open_headers("qwen3-30b-a3b"), chosen, ["iq2_xxs"])

@@ -27,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from isthmus.placement.hot import can_move
 from isthmus.placement.layout import ExpertTable, Job, Placement
 from isthmus.placement.machine import Machine
 from isthmus.placement.parts import Part
@@ -161,8 +162,11 @@ def _assumed(job: Job, placement: Placement) -> Iterator[str]:
         return
     if job.overlap:
         yield (
-            "--overlap hides the shorter of the device's and the CPU's time in prompts whose experts do not "
-            "stream (in the bad case nothing); one request's decoding is not cut"
+            "--overlap hides nothing of a prompt: a step whose experts may stream is not cut; nor is one "
+            "request's decoding"
+            if placement.ring
+            else "--overlap hides the shorter of the device's and the CPU's time in prompts (in the bad case "
+            "nothing); one request's decoding is not cut"
         )
     if job.defer_experts:
         yield "--defer-experts hides what the late experts take behind the device (in the bad case nothing)"
@@ -202,7 +206,6 @@ class _Step:
         self._gpus = {device.name: device.gpu for device in job.devices if device.gpu}
         self._core = CORES[machine.isa[-1]] if machine.isa else None
         self._pace = _pace(machine, self._core)
-        self._streamed = False  # experts crossed the bus in this step
         self.missing: list[str] = []
         self.seconds: dict[str, float] = {}
         self.hidden = 0.0
@@ -217,7 +220,7 @@ class _Step:
         job = self._job
         if job.strategy != "hybrid" or not job.on_gpu:  # CPU threads in a GPU's place have the same cores
             return
-        if job.overlap and self._rows >= MIN_CUT_ROWS and not self._streamed:
+        if job.overlap and self._rows >= MIN_CUT_ROWS and not self._placement.ring:
             self._rows //= 2
             self._sum(2)
             self.hidden = min(self._on_lane(CPU_LANE), self.total - self._on_lane(CPU_LANE))
@@ -303,13 +306,9 @@ class _Step:
             return
         products = self._on_gpu(device, share * part.gpu_bytes, weights, rows)
         sent = self._longer(LINK, self._over_link(device, share * part.gpu_bytes), *products)
-        # A prompt of a hybrid takes the faster of the two, if there is room for the ring of streamed experts.
-        may = job.strategy == "stream" or (self._rows > GEMM_ROWS and self._placement.ring)
-        if may and (job.strategy == "stream" or sent[1] < cpu[1]):
-            self._streamed = True
-            yield sent
-        else:
-            yield cpu
+        # A prompt of a hybrid takes the faster of the two, if there is a ring and a GPU reads the tiles.
+        may = self._rows > GEMM_ROWS and self._placement.ring and can_move(job, part.layer or 0)
+        yield sent if job.strategy == "stream" or (may and sent[1] < cpu[1]) else cpu
 
     def _handoff(self, device: str) -> tuple[str, float]:
         if device not in self._gpus:

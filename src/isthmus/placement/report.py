@@ -157,11 +157,17 @@ def fits(machine: Machine, source: WeightSource, options: RunOptions, quant: str
     """The model in another quantisation, under its best strategy."""
     other = requantised(source, quant)
     nbytes = sum(tensor.nbytes for tensor in other.tensors.values())
+    return Fit(quant, nbytes, best(_imagined(machine, other, options)))
+
+
+def _imagined(
+    machine: Machine, source: WeightSource, options: RunOptions, parts: ModelParts | None = None
+) -> dict[str, Plan | str]:
+    """`every_strategy` of a model or a machine that nobody asked for, which need not suit what was asked."""
     try:
-        plans = every_strategy(machine, other, options)
+        return every_strategy(machine, source, options, parts)
     except UsageError:  # experts in formats that no device takes, or too large for the cache asked for
-        plans = every_strategy(machine, other, replace(options, expert_cache=None))
-    return Fit(quant, nbytes, best(plans))
+        return every_strategy(machine, source, replace(options, expert_cache=None), parts)
 
 
 def largest_that_fits(machine: Machine, source: WeightSource, options: RunOptions) -> Fit | None:
@@ -219,7 +225,7 @@ def what_would_help(
         )
     else:
         card = replace(machine, gpus=(named_gpu(_COMMON_CARD),))
-        tried(f"a GPU (an {_COMMON_CARD})", lambda: best(every_strategy(card, source, options, parts)))
+        tried(f"a GPU (an {_COMMON_CARD})", lambda: best(_imagined(card, source, options, parts)))
     if (smaller := _next_smaller(source)) is not None:
         tried(f"{smaller} in place of what it is", lambda: fits(machine, source, options, smaller).plan)
     worth = [change for change in found if max(change.decode, change.prefill) >= _WORTH_IT]

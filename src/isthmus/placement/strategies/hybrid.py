@@ -17,11 +17,12 @@ from isthmus.placement.layout import Job, Placement
 def place(job: Job) -> Placement:
     notes = inflated_note(job.parts.dense) if job.on_gpu else ()
     wanted = replace(job, may_shrink=False)
+    streams = job.streams and any(can_move(job, layer) for layer in job.parts.experts)
     try:
-        placed = place_dense(wanted, experts=False, ring=job.streams and bool(job.parts.experts))
+        placed = place_dense(wanted, experts=False, ring=streams)
     except NotEnoughMemoryError:
         placed = place_dense(job, experts=False, ring=False)
-        if job.streams and job.parts.experts:
+        if streams:
             notes += ("no room for the ring of streamed experts: the CPU computes those of long prompts too",)
     if job.profile and job.parts.experts and not any(can_move(job, layer) for layer in job.parts.experts):
         notes += (f"the profile puts no expert on the GPU: {why_none_can_move(job)}",)
