@@ -201,6 +201,17 @@ def test_an_instruction_set_that_the_environment_takes_away_is_told(drawn: Calla
     assert found == ["ISTHMUS_ISA says avx2: avx512 is faster -> unset ISTHMUS_ISA"]
 
 
+@pytest.mark.parametrize("name", ["amx", "avx1024"])
+def test_an_instruction_set_that_the_environment_asks_for_in_vain_is_a_problem(
+    drawn: Callable[..., System], name: str
+) -> None:
+    findings = list(check_cpu(drawn(environ={"ISTHMUS_ISA": name}), MACHINE))
+    assert said(iter(findings), "problem") == [
+        f"ISTHMUS_ISA says {name}, which cannot be had here: no model is loaded -> unset ISTHMUS_ISA"
+    ]
+    assert not said(iter(findings), "advice")
+
+
 @pytest.mark.parametrize("text", ["max 100000", "", "100000", "x 0"])
 def test_a_quota_that_is_none_is_no_finding(drawn: Callable[..., System], text: str) -> None:
     system = drawn({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": text})

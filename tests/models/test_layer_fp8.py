@@ -132,6 +132,24 @@ def test_what_the_cpu_multiplies_by_is_packed_in_a_format_of_choice(x: Tensor, f
     )
 
 
+class OnACard(torch.Tensor):
+    """A tensor that numpy cannot read before it has been copied to the host."""
+
+    def numpy(self, *args: Any, **options: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self, *args: Any, **options: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+@pytest.mark.parametrize("format_name", ["q8_0", "bf16", "f32"])
+def test_what_is_packed_anew_may_lie_on_a_card(format_name: str) -> None:
+    weights = {name: tensor for name, tensor in checkpoint("blocks").items() if "up_exps" in name}
+    on_card: dict[str, Any] = {name: tensor.as_subclass(OnACard) for name, tensor in weights.items()}
+    there, here = (without_fp8(of, None, by_name(format_name))[0] for of in (on_card, weights))
+    assert bytes(there["ffn_up_exps.weight"].data) == bytes(here["ffn_up_exps.weight"].data)
+
+
 def test_q8_0_is_rounded_as_ggml_does() -> None:
     weights = {
         name: tensor for name, tensor in checkpoint("blocks").items() if name.startswith("ffn_up_exps")

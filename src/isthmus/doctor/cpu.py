@@ -101,7 +101,11 @@ def _instruction_sets(system: System, machine: Machine) -> Iterator[Finding]:
         )
         return
     yield Finding("isa", "ok", f"kernels run with {best} (of {', '.join(machine.isa)})")
-    if (wanted := system.environ.get("ISTHMUS_ISA", best)) not in ("", best):
+    wanted = system.environ.get("ISTHMUS_ISA") or best
+    if wanted not in machine.isa:
+        text = f"ISTHMUS_ISA says {wanted}, which cannot be had here: no model is loaded"
+        yield Finding("isa", "problem", text, "unset ISTHMUS_ISA")
+    elif wanted != best:
         yield Finding("isa", "advice", f"ISTHMUS_ISA says {wanted}: {best} is faster", "unset ISTHMUS_ISA")
     if _FLAGS["amx"] <= flags and best != "amx":
         yield Finding(

@@ -64,7 +64,7 @@ def _packed_anew(name: str, matrices: list[Fp8Matrix], shape: tuple[int, ...], s
         raise UsageError(
             f"{spec.name} needs rows in multiples of {spec.block_columns}; those of {name} have {columns}"
         )
-    data = b"".join(_packed(matrix.values(torch.float32), spec) for matrix in matrices)
+    data = b"".join(_packed(matrix.values(torch.float32).cpu(), spec) for matrix in matrices)
     return RawTensor(name, shape, spec, memoryview(data), MEMORY)
 
 
@@ -89,6 +89,7 @@ def _matrices(name: str, codes: Tensor, scales: Tensor) -> list[Fp8Matrix]:
         raise MalformedFileError(
             f"the scales of {name} are {list(scales.shape)}; needed are those of {len(codes)} experts"
         )
+    scales = scales.to(codes.device)
     every = [(codes, scales)] if codes.dim() == 2 else list(zip(codes, scales, strict=True))
     try:
         return [Fp8Matrix(matrix.contiguous(), _by_rows(factors)) for matrix, factors in every]
