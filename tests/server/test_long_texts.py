@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import EngineError, IsthmusError
 from isthmus.server.errors import ApiError, as_api_error
 from isthmus.server.text_lanes import InThread
-from isthmus.server.text_process import Ask, Begin, LongTexts
+from isthmus.server.text_process import Ask, Begin, LongTexts, TextProcess
 from isthmus.server.text_work import CHAT, COMPLETION, TextSide, unpacked
 
 _PARSERS, _NAMES = ("auto", "auto"), ("fake",)
@@ -149,6 +150,39 @@ def test_closing_does_not_wait_for_what_is_worked_on(texts: LongTexts) -> None:
             asked.result()
     assert time.monotonic() - started < 20  # of the 60 s that it would sleep
     assert texts.idle.pid is None
+
+
+def test_one_that_died_while_nobody_asked_is_started_anew(texts: LongTexts, log: Path) -> None:
+    texts.ask(tokenize("a"))
+    assert texts.idle.pid is not None
+    os.kill(texts.idle.pid, signal.SIGKILL)
+    wait_for(lambda: texts.idle._process is None or texts.idle._process.poll() is not None)
+    assert json.loads(texts.ask(tokenize("ab")))["tokens"] == [97, 98]
+    assert log.read_text().split() == ["idle", "idle"]
+
+
+def test_one_that_dies_as_it_starts_is_an_error_at_once() -> None:
+    process = TextProcess(Begin("none.gguf", _PARSERS, _NAMES, True), [sys.executable, "-c", "exit(3)"])
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"did not start \(status 3\)"):
+        process.ask(tokenize("a"), 60)
+    assert time.monotonic() - started < 20  # of the 120 s that a start may take
+    process.close()
+
+
+def test_who_waits_when_it_is_closed_starts_none(texts: LongTexts, log: Path) -> None:
+    texts.ask(tokenize("a"))
+    with ThreadPoolExecutor(2) as threads:
+        stuck = threads.submit(texts.idle.ask, tokenize("stuck"), 60)
+        wait_for(lambda: texts.idle.works)
+        waiting = threads.submit(texts.idle.ask, tokenize("b"), 60)
+        time.sleep(0.05)
+        texts.close()
+        for asked in (stuck, waiting):
+            with pytest.raises(EngineError):
+                asked.result()
+    assert texts.idle.pid is None
+    assert log.read_text().split() == ["idle"]
 
 
 def descendants(pid: int) -> list[int]:

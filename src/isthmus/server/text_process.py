@@ -112,6 +112,7 @@ class TextProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._is_closed = False
 
     @property
     def works(self) -> bool:
@@ -124,6 +125,10 @@ class TextProcess:
     def ask(self, ask: Ask, patience_s: float) -> bytes:
         """The answer. ApiError, or EngineError if it dies; TimeoutError after which it starts anew."""
         with self._lock:
+            if self._is_closed:
+                raise EngineError("the server is shutting down")
+            if self._process is not None and self._process.poll() is not None:
+                self._kill()  # it died while nobody asked, as of want of memory
             sock = self._socket or self._started()
             try:
                 reply = _exchange(sock, ask, patience_s)
@@ -137,7 +142,8 @@ class TextProcess:
         return reply.data
 
     def close(self) -> None:
-        """Ends it, and with it what it works on: a server that ends does not wait for that."""
+        """Ends it for good, and with it what it works on: a server that ends does not wait for that."""
+        self._is_closed = True
         while not self._lock.acquire(timeout=_END_S):
             if (process := self._process) is not None:
                 process.kill()
@@ -151,16 +157,15 @@ class TextProcess:
         try:
             # A group of its own, as the engine's: Ctrl-C is for the HTTP process. No session of its own, in
             # which priorities would count for nothing beside ours (autogroup).
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], process_group=0
-            )
+            with theirs:  # while we held its end too, nobody would be told that it died
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], process_group=0
+                )
             self._socket = ours
             _exchange(ours, self._begin, _START_S)
         except (EOFError, OSError) as error:
             ours.close()
             raise EngineError(f"the process for long texts did not start (status {self._kill()})") from error
-        finally:
-            theirs.close()
         return ours
 
     def _kill(self) -> int | None:
