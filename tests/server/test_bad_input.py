@@ -142,7 +142,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("enable_thinking", "no"),
     *[("cache_salt", value) for value in ("", 5, "x" * 257)],
     *[("regex", "[0-9]+"), ("ebnf", "root ::= x"), ("structural_tag", {}), ("allowed_token_ids", [1])],
-    *[("n_predict", 5), ("repeat_last_n", 64), ("no_repeat_ngram_size", 3), ("reasoning_budget", 0)],
+    *[("n_predict", 5), ("no_repeat_ngram_size", 3), ("reasoning_budget", 0)],
 ]
 
 
@@ -154,6 +154,17 @@ def test_bad_field_is_named(server: Server, field: str, value: Any) -> None:
     assert error["param"].partition("[")[0].partition(".")[0] in (field, wanted)
     assert error["type"] == "invalid_request_error"
     assert_well(server)
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"repeat_penalty": 1.1}, {"repetition_penalty": 0.9}, {"presence_penalty": 1}]
+)
+def test_a_window_of_penalties_is_refused_only_beside_one(server: Server, penalty: dict) -> None:
+    body = chat_body("ok") | {"repeat_last_n": 64, "max_tokens": 2}
+    neutral = {"repeat_penalty": 1.0, "presence_penalty": 0}
+    for alone in (body, body | neutral):
+        assert httpx.post(server.url + CHAT, json=alone).status_code == 200
+    assert assert_shape(httpx.post(server.url + CHAT, json=body | penalty), 400)["param"] == "repeat_last_n"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,17 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dynatemp_range": (0, 0.0),
 }
 
+# Fields that change nothing while all of these have a value listed: llama.cpp sends the window of
+# its penalties (64) with every request.
+_ONLY_WITH: dict[str, dict[str, tuple[Any, ...]]] = {
+    "repeat_last_n": {
+        "repetition_penalty": (1, 1.0),
+        "repeat_penalty": (1, 1.0),
+        "presence_penalty": (0, 0.0),
+        "frequency_penalty": (0, 0.0),
+    },
+}
+
 # Of a chat alone: a completion has fields of these names.
 IN_CHATS: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "echo": (False,),
@@ -88,8 +99,9 @@ def refuse_unsupported(
 ) -> None:
     """ApiError 400 for the first of these fields whose value asks for something."""
     for name, neutral in unsupported.items():
-        value = fields.get(name)
-        if value is not None and not any(_same(value, allowed) for allowed in neutral):
+        if _asks(fields, name, neutral) and (
+            name not in _ONLY_WITH or any(_asks(fields, *other) for other in _ONLY_WITH[name].items())
+        ):
             wanted = ", ".join(
                 ["leave it out", *(f"or send {json.dumps(allowed)}" for allowed in neutral[:1])]
             )
@@ -99,6 +111,11 @@ def refuse_unsupported(
                 param=name,
                 code="unsupported_parameter",
             )
+
+
+def _asks(fields: dict[str, Any], name: str, neutral: tuple[Any, ...]) -> bool:
+    value = fields.get(name)
+    return value is not None and not any(_same(value, allowed) for allowed in neutral)
 
 
 def _same(value: Any, allowed: Any) -> bool:
