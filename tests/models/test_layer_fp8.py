@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from isthmus import HeterogeneousMoELayer
-from isthmus.errors import DeviceError, IsthmusError
+from isthmus.errors import DeviceError, IsthmusError, MalformedFileError
 from isthmus.formats.spec import by_name
 from isthmus.gpu.fp8 import FP8
 from isthmus.modules.fp8 import without_fp8
+from isthmus.weights.source import RawTensor
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 192, 160, 8, 3, 5  # 2 x 2 blocks of 128, the second ones smaller
 SIZES = (HIDDEN, INNER, EXPERTS, TOP_K)
@@ -148,6 +149,23 @@ def test_what_is_packed_anew_may_lie_on_a_card(format_name: str) -> None:
     on_card: dict[str, Any] = {name: tensor.as_subclass(OnACard) for name, tensor in weights.items()}
     there, here = (without_fp8(of, None, by_name(format_name))[0] for of in (on_card, weights))
     assert bytes(there["ffn_up_exps.weight"].data) == bytes(here["ffn_up_exps.weight"].data)
+
+
+def test_values_beyond_q8_0_are_refused_not_infinite() -> None:
+    """Its steps are fp16."""
+    weights: dict[str, Any] = {
+        "w.weight": torch.full((64, 128), 448.0).to(FP8),
+        "w.weight_scale_inv": torch.tensor(1.8e4),  # 8.06e6, of 8.32e6
+    }
+    packed = without_fp8(weights, None, by_name("q8_0"))[0]["w.weight"]
+    assert isinstance(packed, RawTensor)
+    assert np.isfinite(
+        gguf.quants.dequantize(np.frombuffer(packed.data, np.uint8), gguf.GGMLQuantizationType.Q8_0)
+    ).all()
+    weights["w.weight_scale_inv"] = torch.tensor(1e5)
+    with pytest.raises(MalformedFileError, match=r"w\.weight has values of up to 4.48e\+07.*reciprocals"):
+        without_fp8(weights, None, by_name("q8_0"))
+    without_fp8(weights, None, by_name("bf16"))
 
 
 def test_q8_0_is_rounded_as_ggml_does() -> None:

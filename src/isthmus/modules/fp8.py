@@ -28,6 +28,7 @@ SCALES = (".weight_scale_inv", ".weight_scale")
 PACKED_AS = ("q8_0", "bf16", "f32")
 
 _Q8_0_LARGEST = 127
+_F16_LARGEST = 65504.0
 
 
 def without_fp8(
@@ -36,7 +37,8 @@ def without_fp8(
     """(the tensors without FP8, the matrices that stay so, names of those packed anew, as `spec`).
 
     stays: what the names of matrices have that stay. Raises MalformedFileError that names the tensor: scales
-    that are missing, of another shape or not finite, codes that are NaN; UsageError for another format.
+    that are missing, of another shape or not finite, codes that are NaN, values beyond the format's;
+    UsageError for another format.
     """
     rest, fp8, anew = dict(weights), {}, []
     for name, tensor in weights.items():
@@ -64,7 +66,7 @@ def _packed_anew(name: str, matrices: list[Fp8Matrix], shape: tuple[int, ...], s
         raise UsageError(
             f"{spec.name} needs rows in multiples of {spec.block_columns}; those of {name} have {columns}"
         )
-    data = b"".join(_packed(matrix.values(torch.float32).cpu(), spec) for matrix in matrices)
+    data = b"".join(_packed(name, matrix.values(torch.float32).cpu(), spec) for matrix in matrices)
     return RawTensor(name, shape, spec, memoryview(data), MEMORY)
 
 
@@ -102,11 +104,17 @@ def _by_rows(scales: Tensor) -> Tensor:
     return (scales if scales.dim() == 2 else scales.reshape(-1, 1)).float().contiguous()
 
 
-def _packed(values: Tensor, spec: FormatSpec) -> bytes:
+def _packed(name: str, values: Tensor, spec: FormatSpec) -> bytes:
     if spec.name == "f32":
         return values.numpy().tobytes()
     if spec.name == "bf16":
         return values.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    largest = float(values.abs().max())
+    if largest / _Q8_0_LARGEST > _F16_LARGEST:
+        raise MalformedFileError(
+            f"{name} has values of up to {largest:.3g}, q8_0 holds up to {_Q8_0_LARGEST * _F16_LARGEST:.3g}: "
+            "are its scales what codes are multiplied by, not the reciprocals? Else give bf16 as weight_format"
+        )
     return _q8_0(values.numpy())
 
 
