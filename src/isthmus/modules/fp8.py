@@ -113,7 +113,7 @@ def _packed(name: str, values: Tensor, spec: FormatSpec) -> bytes:
     if largest / _Q8_0_LARGEST > _F16_LARGEST:
         raise MalformedFileError(
             f"{name} has values of up to {largest:.3g}, q8_0 holds up to {_Q8_0_LARGEST * _F16_LARGEST:.3g}: "
-            "are its scales what codes are multiplied by, not the reciprocals? Else give bf16 as weight_format"
+            "are its scales what codes are multiplied by, not reciprocals? Else give bf16 as weight_format"
         )
     return _q8_0(values.numpy())
 
