@@ -68,8 +68,7 @@ Cpu detect() {
 // Rows of x from which AVX-512 takes the GEMM without a matrix unit. Its GEMV's later passes over a strip
 // find it in the second cache, while the first one streams. GEMM / GEMV in time, Zen 4, both threads, weights
 // from memory, Q4_K / Q6_K / Q8_0: 1.52 / 1.56 / 1.35 at 16 rows, 1.12 / 1.12 / 1.21 at 48; from the second
-// cache they cross at
-// 30. AVX2 keeps AMX's switch: 1.08 / 1.07 / 0.89 at 16.
+// cache they cross at 30. AVX2 keeps AMX's switch: 1.08 / 1.07 / 0.89 at 16.
 constexpr int kAvx512GemmMinRows = 48;
 
 struct Isa {
