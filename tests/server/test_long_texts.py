@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,7 @@ from isthmus.config import LONG_TEXT_CHARACTERS, LOW_PRIORITY_NICE
 from isthmus.errors import EngineError, IsthmusError
 from isthmus.server.errors import ApiError, as_api_error
 from isthmus.server.text_lanes import InThread
-from isthmus.server.text_process import Ask, Begin, LongTexts, TextProcess
+from isthmus.server.text_process import Ask, Begin, LongTexts, Reply, TextProcess, receive
 from isthmus.server.text_work import CHAT, COMPLETION, TextSide, unpacked
 
 _PARSERS, _NAMES = ("auto", "auto"), ("fake",)
@@ -137,6 +139,25 @@ def test_a_text_that_ends_the_process_or_takes_for_ever_is_an_error_and_the_next
         texts.ask(tokenize("stuck"))
     monkeypatch.undo()
     assert json.loads(texts.ask(tokenize("ab")))["tokens"] == [97, 98]
+
+
+def test_an_answer_that_comes_in_drops_has_no_longer_than_any_other() -> None:
+    ours, theirs = socket.socketpair()
+    enough = threading.Event()
+
+    def drip() -> None:
+        theirs.sendall((1000).to_bytes(4, "little"))
+        while not enough.wait(0.02):
+            theirs.sendall(b"x")
+
+    with ours, theirs, ThreadPoolExecutor(1) as thread:
+        dripping = thread.submit(drip)
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            receive(ours, Reply, started + 0.2)
+        enough.set()
+        dripping.result()
+    assert time.monotonic() - started < 15  # of the 20 s that all of it would take
 
 
 def test_closing_does_not_wait_for_what_is_worked_on(texts: LongTexts) -> None:

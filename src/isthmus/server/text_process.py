@@ -87,16 +87,18 @@ def send(sock: socket.socket, message: msgspec.Struct) -> None:
     sock.sendall(data)
 
 
-def receive(sock: socket.socket, kind: type[T]) -> T:
-    """EOFError once the other side is gone."""
-    (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
-    return msgspec.msgpack.decode(_read(sock, size), type=kind)
+def receive(sock: socket.socket, kind: type[T], until: float | None = None) -> T:
+    """EOFError once the other side is gone; TimeoutError if all of it is not there at `until` (monotonic)."""
+    (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size, until))
+    return msgspec.msgpack.decode(_read(sock, size, until), type=kind)
 
 
-def _read(sock: socket.socket, size: int) -> bytearray:
+def _read(sock: socket.socket, size: int, until: float | None) -> bytearray:
     data = bytearray(size)
     view = memoryview(data)
     while view:
+        if until is not None:
+            sock.settimeout(max(until - time.monotonic(), 1e-3))
         if not (count := sock.recv_into(view)):
             raise EOFError
         view = view[count:]
@@ -214,5 +216,4 @@ def _exchange(sock: socket.socket, message: msgspec.Struct, patience_s: float) -
     until = time.monotonic() + patience_s
     sock.settimeout(patience_s)
     send(sock, message)
-    sock.settimeout(max(until - time.monotonic(), 1e-3))
-    return receive(sock, Reply)
+    return receive(sock, Reply, until)
