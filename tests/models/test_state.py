@@ -79,5 +79,5 @@ def test_a_q8_0_state_is_bytes() -> None:
     assert latent.latent.shape == (5, BLOCK_TOKENS * 3 * 34)  # type: ignore[attr-defined]
     assert latent.latent.dtype == torch.uint8  # type: ignore[attr-defined]
     (elsewhere,) = State([PagedLatent(96)], 5, "q8_0", [torch.device("meta")]).layers
-    assert elsewhere.latent.shape == latent.latent.shape  # type: ignore[attr-defined]
+    assert elsewhere.latent.shape == (6, BLOCK_TOKENS * 3 * 34)  # type: ignore[attr-defined] # a spare block
     assert (elsewhere.latent.device.type, elsewhere.latent.dtype) == ("meta", torch.uint8)  # type: ignore[attr-defined]
