@@ -102,21 +102,13 @@ const Isas& isas() {
   return found;
 }
 
-const KernelTable* current = nullptr;
-int current_gemm_min_rows = kGemmMinRows;
-
-}  // namespace
-
-const char* const* runnable_isas(int* count) {
-  *count = isas().count;
-  return isas().runnable;
-}
-
-const KernelTable& isa_table(const char* name) {
-  if (std::strcmp(name, "scalar-bf16") == 0) return scalar_bf16_table();
+// The one of that name. Throws as isa_table does.
+const Isa& find(const char* name) {
+  static const Isa oracle{"scalar-bf16", scalar_bf16_table, true, kGemmMinRows};
+  if (std::strcmp(name, oracle.name) == 0) return oracle;
   std::string known;
   for (const Isa& isa : isas().all) {
-    if (std::strcmp(isa.name, name) == 0 && isa.runnable) return isa.table();
+    if (std::strcmp(isa.name, name) == 0 && isa.runnable) return isa;
     if (std::strcmp(isa.name, name) == 0) {
       throw std::invalid_argument("instruction set " + std::string(name) +
                                   " is not available on this machine; the best one here is " +
@@ -128,22 +120,26 @@ const KernelTable& isa_table(const char* name) {
                               known);
 }
 
-const KernelTable& kernels() {
-  if (current == nullptr) use_isa(isas().runnable[isas().count - 1]);
-  return *current;
+const Isa* in_use = nullptr;
+
+const Isa& current() {
+  if (in_use == nullptr) in_use = &find(isas().runnable[isas().count - 1]);
+  return *in_use;
 }
 
-void use_isa(const char* name) {
-  current = &isa_table(name);
-  current_gemm_min_rows = kGemmMinRows;
-  for (const Isa& isa : isas().all) {
-    if (std::strcmp(isa.name, name) == 0) current_gemm_min_rows = isa.gemm_min_rows;
-  }
+}  // namespace
+
+const char* const* runnable_isas(int* count) {
+  *count = isas().count;
+  return isas().runnable;
 }
 
-int int8_gemm_min_rows() {
-  kernels();
-  return current_gemm_min_rows;
-}
+const KernelTable& isa_table(const char* name) { return find(name).table(); }
+
+const KernelTable& kernels() { return current().table(); }
+
+void use_isa(const char* name) { in_use = &find(name); }
+
+int int8_gemm_min_rows() { return current().gemm_min_rows; }
 
 }  // namespace isthmus

@@ -87,7 +87,7 @@ class TextLanes:
         self._long_texts = long_texts or InThread(side)
         self.short = Lane(_SHORT_THREADS, "text", most_waiting)
         self.long = Lane(1, "long text", most_waiting)
-        self._long_prompts = ThreadPoolExecutor(_LONG_PROMPT_THREADS, thread_name_prefix="long prompt")
+        self.long_prompts = Lane(_LONG_PROMPT_THREADS, "long prompt", most_waiting)
 
     async def answer(self, path: str, body: bytes, context_tokens: int | None) -> bytes:
         """What a request to `path` gets. ApiError, 503 for one too many."""
@@ -118,14 +118,11 @@ class TextLanes:
         return await self._prompted(here, apart)
 
     async def _prompted(self, here: Callable[[], Prompted], apart: Callable[[], Prompted]) -> Prompted:
-        if not _is_long():
-            return await self.short.run(here)
-        return await asyncio.get_running_loop().run_in_executor(self._long_prompts, apart)
+        return await (self.long_prompts.run(apart) if _is_long() else self.short.run(here))
 
     def close(self) -> None:
-        self.short.close()
-        self.long.close()
-        self._long_prompts.shutdown(wait=False, cancel_futures=True)
+        for lane in (self.short, self.long, self.long_prompts):
+            lane.close()
         self._long_texts.close()
 
 
