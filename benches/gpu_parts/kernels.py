@@ -97,8 +97,9 @@ def kernels(setting: Setting) -> Iterator[Line]:
     yield from check_weights(make, setting.quick)
     yield from check_fp8(make, setting.quick)
     yield from check_rows(make, setting.quick)
-    yield from check_attention(make, setting.quick)
+    yield from check_attention(make, setting.quick, "bf16")
     yield from check_q8_0_cache(make, setting.quick)
+    yield from check_attention(make, setting.quick, "q8_0")
     yield from check_fixed(make, setting.quick)
 
 
@@ -178,35 +179,38 @@ def check_rows(make: Maker, quick: bool) -> Iterator[Line]:
     yield against("rope and cache", 5e-3, *turned)
 
 
-def check_attention(make: Maker, quick: bool) -> Iterator[Line]:
-    heads, kv_heads, dim, blocks = (2, 1, 16, 2) if quick else (32, 4, 128, 40)
+def check_attention(make: Maker, quick: bool, kv_dtype: KvDtype) -> Iterator[Line]:
+    over = "" if kv_dtype == "bf16" else f" over {kv_dtype}"
+    heads, kv_heads, dim, blocks = (2, 1, 40, 2) if quick else (32, 4, 128, 40)
     length = blocks * 64 - 3
-    keys, values = (make.bf16(2 * blocks, kv_heads, 64, dim) for _ in range(2))
+    keys, values = (make.cache(kv_dtype, 2 * blocks, kv_heads, width=dim) for _ in "kv")
     tables, q = make.tables(2, blocks), make.bf16(2, heads, dim)
     where = (make.i32([0, 1]), make.i32([length - 1, 70]), tables)
     how = (q, keys, values, *where, dim**-0.5)
-    yield against("GQA decode", 8e-3, decode.decode(*how), reference_attention.decode(*how))
+    yield against(f"GQA decode{over}", 8e-3, decode.decode(*how), reference_attention.decode(*how))
     count = 5 if quick else 200
     q, positions = make.bf16(count, heads, dim), make.i32(range(length - count, length))
     chunk = (q, keys, values, make.i32([0, count, count]), positions, tables, count, dim**-0.5)
-    yield against("GQA prefill", 8e-3, prefill.prefill(*chunk), reference_attention.prefill(*chunk))
+    got = prefill.prefill(*chunk)
+    yield against(f"GQA prefill{over}", 8e-3, got, reference_attention.prefill(*chunk))
 
-    heads, latent, rope_dims, nope, value = (2, 16, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
-    cache = make.bf16(2 * blocks, 64, latent + rope_dims)
-    absorbed = (make.bf16(2, heads, latent + rope_dims), cache, rope_dims, *where, (nope + rope_dims) ** -0.5)
-    yield against("MLA decode", 8e-3, decode.mla_decode(*absorbed), reference_attention.mla_decode(*absorbed))
+    heads, latent, rope_dims, nope, value = (2, 32, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
+    width, scale = latent + rope_dims, (nope + rope_dims) ** -0.5
+    cache = make.cache(kv_dtype, 2 * blocks, width=width)
+    absorbed = (make.bf16(2, heads, width), cache, rope_dims, *where, scale)
+    got = decode.mla_decode(*absorbed)
+    yield against(f"MLA decode{over}", 8e-3, got, reference_attention.mla_decode(*absorbed))
     kv_b = (make.f32(heads * (nope + value), latent) * latent**-0.5).bfloat16()
-    q = make.bf16(count, heads, nope + rope_dims)
-    how_far = (q, cache, tables[0], positions, length, kv_b, nope, (nope + rope_dims) ** -0.5)
+    far = (make.bf16(count, heads, nope + rope_dims), cache, tables[0], positions, length, kv_b, nope, scale)
     outs = [torch.empty(count, heads, value, device=make.device) for _ in range(2)]
-    got = mla.mla_prefill(*how_far, outs[0], segment_tokens=64 if quick else 1024)
-    yield against("MLA prefill", 1.2e-2, got, reference_attention.mla_prefill(*how_far, outs[1]))
+    got = mla.mla_prefill(*far, outs[0], segment_tokens=64 if quick else 1024)
+    yield against(f"MLA prefill{over}", 1.2e-2, got, reference_attention.mla_prefill(*far, outs[1]))
 
 
 def check_q8_0_cache(make: Maker, quick: bool) -> Iterator[Line]:
     """Bytes as the reference writes them, of rows that are not turned: what turns is rounded in two ways."""
-    heads, kv_heads, dim, blocks = (2, 1, 40, 2) if quick else (32, 4, 128, 40)
-    length, rows = blocks * 64 - 3, 40
+    heads, kv_heads, dim = (2, 1, 40) if quick else (32, 4, 128)
+    rows = 40
     one, zero = torch.ones(1, dim // 2, device=make.device), torch.zeros(1, dim // 2, device=make.device)
     qkv, where = make.bf16(rows, (heads + 2 * kv_heads) * dim), (make.i32([0] * rows), make.i32(range(rows)))
     qkv[7, (heads + kv_heads) * dim] = float("nan")
@@ -216,28 +220,6 @@ def check_q8_0_cache(make: Maker, quick: bool) -> Iterator[Line]:
         write(qkv.clone(), heads, kv_heads, one, zero, "neox", *where, *caches)
         written.append(torch.cat(caches))
     yield against("q8_0 cache, bytes", 0, *written)
-    keys, values = (make.cache("q8_0", 2 * blocks, kv_heads, width=dim) for _ in "kv")
-    tables, q = make.tables(2, blocks), make.bf16(2, heads, dim)
-    at = (make.i32([0, 1]), make.i32([length - 1, 70]), tables)
-    how = (q, keys, values, *at, dim**-0.5)
-    yield against("GQA decode over q8_0", 8e-3, decode.decode(*how), reference_attention.decode(*how))
-    count = 5 if quick else 200
-    q, positions = make.bf16(count, heads, dim), make.i32(range(length - count, length))
-    chunk = (q, keys, values, make.i32([0, count, count]), positions, tables, count, dim**-0.5)
-    got = prefill.prefill(*chunk)
-    yield against("GQA prefill over q8_0", 8e-3, got, reference_attention.prefill(*chunk))
-
-    heads, latent, rope_dims, nope, value = (2, 32, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
-    width, scale = latent + rope_dims, (nope + rope_dims) ** -0.5
-    cache = make.cache("q8_0", 2 * blocks, width=width)
-    absorbed = (make.bf16(2, heads, width), cache, rope_dims, *at, scale)
-    got = decode.mla_decode(*absorbed)
-    yield against("MLA decode over q8_0", 8e-3, got, reference_attention.mla_decode(*absorbed))
-    kv_b = (make.f32(heads * (nope + value), latent) * latent**-0.5).bfloat16()
-    far = (make.bf16(count, heads, nope + rope_dims), cache, tables[0], positions, length, kv_b, nope, scale)
-    outs = [torch.empty(count, heads, value, device=make.device) for _ in range(2)]
-    got = mla.mla_prefill(*far, outs[0], segment_tokens=64 if quick else 1024)
-    yield against("MLA prefill over q8_0", 1.2e-2, got, reference_attention.mla_prefill(*far, outs[1]))
 
 
 def check_fixed(make: Maker, quick: bool) -> Iterator[Line]:

@@ -11,14 +11,20 @@ def tier_of(world: World) -> Below:
     return world.below
 
 
-def test_blocks_that_only_the_tier_has_are_read_as_far_as_they_are_there() -> None:
-    world = World(scheduler(context=32, chunk=32, blocks=8), Below())
+def with_prefix_below(below: Below) -> World:
+    """18 zeros have been computed; then all 8 blocks were taken, and the tier alone has theirs."""
+    world = World(scheduler(context=32, chunk=32, blocks=8), below)
     world.add([0] * 18, 1)
     world.step()
     assert len(tier_of(world).kept) == 4
-    world.add([1] * 30, 1)  # takes all blocks
+    world.add([1] * 30, 1)
     world.step()
     assert world.s.prefixes.match([0] * 18, "", 17).names == []
+    return world
+
+
+def test_blocks_that_only_the_tier_has_are_read_as_far_as_they_are_there() -> None:
+    world = with_prefix_below(Below())
     world.add([0] * 18, 1)
     sequence = world.alive[0]
     while world.alive:
@@ -79,11 +85,7 @@ def test_what_is_known_already_when_it_has_been_read_stays_the_known() -> None:
 
 @pytest.mark.parametrize("num_read", range(5))
 def test_one_that_loads_is_cancelled_and_what_was_read_is_found_by_the_next(num_read: int) -> None:
-    world = World(scheduler(context=32, chunk=32, blocks=8), Below(speed=0, damaged=256))
-    world.add([0] * 18, 1)
-    world.step()
-    world.add([1] * 30, 1)
-    world.step()
+    world = with_prefix_below(Below(speed=0, damaged=256))
     world.add([0] * 18, 1)
     world.s.schedule()
     assert world.s.loading == world.alive
@@ -115,11 +117,7 @@ def test_one_that_loads_gives_way_to_an_older_one() -> None:
 
 
 def test_what_was_dropped_while_it_was_read_is_not_used() -> None:
-    world = World(scheduler(context=32, chunk=32, blocks=8), Below(speed=0, damaged=256))
-    world.add([0] * 18, 1)
-    world.step()
-    world.add([1] * 30, 1)
-    world.step()
+    world = with_prefix_below(Below(speed=0, damaged=256))
     world.add([0] * 18, 1)
     sequence = world.alive[0]
     world.s.schedule()
