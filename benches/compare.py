@@ -1,12 +1,15 @@
 """Isthmus beside other engines, alternating with each of them, as a table of ratios.
 
     python benches/compare.py [MODEL] [--llama-bench PATH]... [--kt PYTHON] [--rounds 3] [--isa amx avx512]
+    python benches/compare.py --quant iq1_s q2_k ... --llama-bench PATH [--layers 3] ...
 
 --llama-bench: the program of llama.cpp or ik_llama.cpp, run on the same file with as many threads. --kt: a
 Python interpreter that can import kt_kernel; its AMXINT4 experts have the shapes of ours, which are Q4_K (one
 4-bit scale a row there, 8 scales and minima of 6 bits a block here). Without MODEL a file of real shapes is
-made and deleted again. A shared machine drifts within minutes: each round runs every engine once, and a ratio
-is the median over rounds of ratios within a round.
+made and deleted again. --quant: such a file in each format (or mix), one after the other, of few layers and
+with a vocabulary so small that its head, in most of them Q6_K, is as small a part as a whole model's; a peer
+that cannot read one has no figure there. A shared machine drifts within minutes: each round runs every engine
+once, and a ratio is the median over rounds of ratios within a round.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,10 +29,14 @@ from statistics import median
 from common import report, setting, timed
 from experts import CASES, Case, Operator
 from isthmus import native
-from model import model_file
+from isthmus.weights.quants import QUANTS
+from make_gguf import make_gguf
+from model import DEFAULT, model_file
 
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
 EXPERT_ROUNDS, EXPERT_SLICE_S = 7, 0.3
+QUANT_LAYERS = 3
+VOCAB_PER_LAYER = 3072  # qwen3-30b-a3b: 151936 tokens, 48 layers
 
 
 @dataclass
@@ -37,10 +47,15 @@ class Row:
     isa: str
     unit: str
     ours: list[float] = field(default_factory=list)
-    peers: dict[str, list[float]] = field(default_factory=dict)
+    peers: dict[str, list[float]] = field(default_factory=dict)  # empty: it cannot do that
 
     def ratio(self, peer: str) -> float:
         return median(a / b for a, b in zip(self.ours, self.peers[peer], strict=True))
+
+    def ratio_to_faster(self) -> float:
+        """The median of ratios to what was the fastest of the peers in that round."""
+        best = [max(theirs) for theirs in zip(*filter(None, self.peers.values()), strict=True)]
+        return median(a / b for a, b in zip(self.ours, best, strict=True))
 
 
 def spread(values: list[float]) -> str:
@@ -57,15 +72,14 @@ def environment(program: Path) -> dict[str, str]:
 
 
 def llama_bench(program: Path, model: Path, threads: int) -> dict[str, float]:
-    """Tokens per second of `program`, by the name of our row."""
+    """Tokens per second of `program`, by the name of our row; empty if it refuses the file."""
     command = [program, "-m", model, "-p", PROMPT_TOKENS, "-n", NEW_TOKENS, "-t", threads, "-r", 1]
     done = subprocess.run(
-        [*map(str, command), "-o", "json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=environment(program),
+        [*map(str, command), "-o", "json"], stdout=subprocess.PIPE, text=True, env=environment(program)
     )
+    if done.returncode:
+        print(f"{program} failed on {model}, exit code {done.returncode}", file=sys.stderr)
+        return {}
     tests = json.loads(done.stdout[done.stdout.index("[") :])
     return {"decode" if test["n_gen"] else f"prefill {PROMPT_TOKENS}": test["avg_ts"] for test in tests}
 
@@ -79,7 +93,7 @@ def isthmus_bench(model: Path, isa: str) -> dict[str, float]:
 
 def compare_models(model: Path, programs: dict[str, Path], isas: list[str], rounds: int) -> list[Row]:
     rows = {
-        (isa, work): Row(work, isa, "tok/s", peers={name: [] for name in programs})
+        (isa, work): Row(f"{model.stem}, {work}", isa, "tok/s", peers={name: [] for name in programs})
         for isa in isas
         for work in (f"prefill {PROMPT_TOKENS}", "decode")
     }
@@ -90,8 +104,17 @@ def compare_models(model: Path, programs: dict[str, Path], isas: list[str], roun
             for work, rate in ours.items():
                 rows[isa, work].ours.append(rate)
                 for name, theirs in peers.items():
-                    rows[isa, work].peers[name].append(theirs[work])
+                    rows[isa, work].peers[name] += filter(None, [theirs.get(work)])
     return list(rows.values())
+
+
+@contextmanager
+def quant_file(quant: str, layers: int) -> Iterator[Path]:
+    """A model of the default shape with `layers` layers in one format, deleted when the context ends."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as folder:
+        path = Path(folder) / f"{quant}.gguf"
+        make_gguf(path, DEFAULT[0], layers, quant, vocab=VOCAB_PER_LAYER * layers)
+        yield path
 
 
 # --- the experts operator, against kt-kernel ---
@@ -153,18 +176,17 @@ def compare_experts(python: str, kt_threads: list[int]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    lines = ["| work | Isthmus | peer | theirs | ratio |", "|---|---|---|---|---|"]
+    """A line a row: our figure, each peer's with the ratio to it, and the ratio to the faster."""
+    peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
+    head = ["work", "Isthmus", *(cell for peer in peers for cell in (peer, "ratio")), "to the faster"]
+    lines = [head, ["---"] * len(head)]
     for row in rows:
-        for peer, theirs in row.peers.items():
-            cells = [
-                f"{row.work}, {row.isa}",
-                f"{spread(row.ours)} {row.unit}",
-                peer,
-                spread(theirs),
-                f"{row.ratio(peer):.2f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = [f"{row.work}, {row.isa}", f"{spread(row.ours)} {row.unit}"]
+        for peer in peers:
+            theirs = row.peers.get(peer)
+            cells += [spread(theirs), f"{row.ratio(peer):.2f}"] if theirs else ["", ""]
+        lines.append([*cells, f"{row.ratio_to_faster():.2f}" if any(row.peers.values()) else ""])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def label(program: Path) -> str:
@@ -177,7 +199,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("model", nargs="?")
+    files.add_argument("--quant", nargs="+", default=[], choices=QUANTS, metavar="FORMAT")
+    parser.add_argument("--layers", type=int, default=QUANT_LAYERS, help="of the files in --quant's formats")
     parser.add_argument("--llama-bench", type=Path, action="append", default=[])
     parser.add_argument("--kt", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
@@ -186,12 +211,16 @@ def main() -> None:
     rows: list[Row] = []
     if args.llama_bench:
         programs = {label(program): program.resolve() for program in args.llama_bench}
-        with model_file(args.model) as path:
-            rows += compare_models(path, programs, args.isa, args.rounds)
+        files = [quant_file(quant, args.layers) for quant in args.quant] or [model_file(args.model)]
+        for file in files:
+            with file as path:
+                rows += compare_models(path, programs, args.isa, args.rounds)
     if args.kt:
         rows += compare_experts(args.kt, sorted({1, native.num_threads()}))
     for row in rows:
         for peer, theirs in row.peers.items():
+            if not theirs:
+                continue
             ratio = round(row.ratio(peer), 3)
             figures = {"ours": median(row.ours), "theirs": median(theirs), "unit": row.unit, "ratio": ratio}
             report(bench="compare", work=row.work, peer=peer, **figures, **setting() | {"isa": row.isa})

@@ -83,6 +83,15 @@ def test_layers_are_as_many_as_asked_for_and_the_first_may_be_dense(shape: str) 
     assert dense == (source.metadata.str("general.architecture") in ("deepseek2", "glm4moe"))
 
 
+def test_vocabulary_is_as_large_as_asked_for_and_the_rest_the_same() -> None:
+    small = DummySource("dummy:qwen3-30b-a3b?layers=2&vocab=300")
+    usual = DummySource("dummy:qwen3-30b-a3b?layers=2")
+    differ = {name for name, raw in small.tensors.items() if raw.shape != usual.tensors[name].shape}
+    assert differ == {"token_embd.weight", "output.weight"}
+    assert {small.tensors[name].shape for name in differ} == {(300, 2048)}
+    assert small.metadata.int("qwen3moe.vocab_size") == len(small.metadata["tokenizer.ggml.tokens"]) == 300
+
+
 def test_tensor_sizes_are_those_of_gguf_py() -> None:
     for raw in DummySource("dummy:deepseek-v3?layers=4").tensors.values():
         block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(raw.format.ggml_id)]
@@ -165,12 +174,13 @@ def test_a_name_says_shape_and_parameters() -> None:
     [
         ("dummy:", "no built-in shape is called ''; there are deepseek-r1, deepseek-v2-lite, deepseek-v3"),
         ("dummy:deepseek-v4", r"'deepseek-v4' \(did you mean deepseek-v3\?\); there are"),
-        ("dummy:kimi-k2?layer=2", "parameter 'layer' is unknown; there are layers, quant and seed"),
+        ("dummy:kimi-k2?layer=2", "parameter 'layer' is unknown; there are layers, quant, seed, vocab"),
         ("dummy:kimi-k2?layers=2&layers=3", "parameter 'layers' is given twice"),
         ("dummy:kimi-k2?layers", "parameter 'layers' is given twice|layers must be a whole number"),
         ("dummy:kimi-k2?layers=0", "layers must be a whole number from 1 to 1024, got '0'"),
         ("dummy:kimi-k2?layers=many", "got 'many'"),
         ("dummy:kimi-k2?layers=" + "9" * 30, "layers must be a whole number from 1 to 1024"),
+        ("dummy:kimi-k2?vocab=259", "vocab must be a whole number from 260 to 1048576, got '259'"),
         ("dummy:kimi-k2?quant=q4", "no quant is called 'q4' .did you mean q4_"),
         ("dummy:kimi-k2?&", "is no key=value"),
     ],

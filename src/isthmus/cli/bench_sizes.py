@@ -25,6 +25,7 @@ from isthmus.placement.show_report import table as aligned
 
 if TYPE_CHECKING:
     from isthmus.engine.engine import Engine
+    from isthmus.weights.source import WeightSource
 
 
 MULTIPLY_S = 0.07  # a slice of the cores' multiply rate
@@ -136,11 +137,13 @@ class Scales:
             return cls()
         spec = DummySpec.parse(name)
         part, whole = open_weights(name), open_weights(f"{DUMMY}{spec.shape}?quant={spec.quant}")
-        head = part.tensors[
-            "output.weight" if "output.weight" in part.tensors else "token_embd.weight"
-        ].nbytes
         some, every = decode_weight_bytes(part), decode_weight_bytes(whole)
-        return cls((some - head) / (every - head), some / every)
+        return cls((some - _head_bytes(part)) / (every - _head_bytes(whole)), some / every)
+
+
+def _head_bytes(source: WeightSource) -> int:
+    tensors = source.tensors
+    return tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"].nbytes
 
 
 def _tok_s(engine: Engine, size: Size, seed: int, watch: Watch) -> float:

@@ -1,11 +1,13 @@
-"""A model without a file: `dummy:SHAPE[?layers=N&quant=q4_k_m&seed=0]`, random weights of a built-in shape.
+"""A model without a file: `dummy:SHAPE[?layers=N&quant=q4_k_m&seed=0&vocab=N]`, random weights of a built-in
+shape.
 
     dummy:qwen3-30b-a3b
     dummy:deepseek-v3?layers=2&quant=q8_0
 
-To run, bench and plan with the sizes of models that nobody has to download. Metadata are those of a GGUF file
-of the model. A tensor's bytes come into being when its `data` is read: a plan reads none. They are drawn from
-one pool of random blocks per format and scale, at a place that depends on seed and name.
+To run, bench and plan with the sizes of models that nobody has to download; with few layers a smaller
+vocabulary keeps the head as small a part as the model's. Metadata are those of a GGUF file of the model. A
+tensor's bytes come into being when its `data` is read: a plan reads none. They are drawn from one pool of
+random blocks per format and scale, at a place that depends on seed and name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,10 @@ from isthmus.weights.shape_draft import ONES, TensorDraft
 from isthmus.weights.shapes import SHAPES
 from isthmus.weights.source import DUMMY, RawTensor
 
+PARAMETERS = ("layers", "quant", "seed", "vocab")
 MAX_LAYERS = 1024
 MAX_SEED = (1 << 32) - 1
+MIN_VOCAB, MAX_VOCAB = 260, 1 << 20  # the synthetic tokenizer has 259 tokens before its words
 # Distinct bytes of a format and scale: beyond a core's caches, and no router is longer (256 experts of 7168
 # fp32 columns are 7 MiB): experts whose rows repeat would be chosen together.
 POOL_BYTES = 16 << 20
@@ -42,12 +46,13 @@ POOL_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class DummySpec:
-    """What a name of a dummy model says. layers None: the model's own."""
+    """What a name of a dummy model says. layers, vocab None: the model's own."""
 
     shape: str
     layers: int | None = None
     quant: str = MIX
     seed: int = 0
+    vocab: int | None = None
 
     @classmethod
     def parse(cls, name: str) -> DummySpec:
@@ -61,15 +66,16 @@ class DummySpec:
             )
         values: dict[str, str] = {}
         for key, value in parse_qsl(query, keep_blank_values=True):
-            if key not in ("layers", "quant", "seed") or key in values:
+            if key not in PARAMETERS or key in values:
                 what = "given twice" if key in values else "unknown"
-                raise UsageError(f"{name!r}: parameter {key!r} is {what}; there are layers, quant and seed")
+                raise UsageError(f"{name!r}: parameter {key!r} is {what}; there are {', '.join(PARAMETERS)}")
             values[key] = value
         if query and not values:
-            raise UsageError(f"{name!r}: {query!r} is no key=value; there are layers, quant and seed")
+            raise UsageError(f"{name!r}: {query!r} is no key=value; there are {', '.join(PARAMETERS)}")
         quant = check_quant(values.get("quant", MIX), what=f"{name!r}: ")
         layers = _number(name, values, "layers", 1, MAX_LAYERS)
-        return cls(shape, layers, quant, _number(name, values, "seed", 0, MAX_SEED) or 0)
+        seed = _number(name, values, "seed", 0, MAX_SEED) or 0
+        return cls(shape, layers, quant, seed, _number(name, values, "vocab", MIN_VOCAB, MAX_VOCAB))
 
 
 class DummySource:
@@ -78,6 +84,8 @@ class DummySource:
     def __init__(self, name: str) -> None:
         spec = DummySpec.parse(name)
         shape = SHAPES[spec.shape]
+        if spec.vocab is not None:
+            shape = replace(shape, vocab=spec.vocab)
         draft = shape.draft(spec.layers or shape.layers, spec.quant)
         draft.metadata["general.name"] = (ValueType.STRING, spec.shape)
         self.path = Path(name)

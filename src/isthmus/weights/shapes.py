@@ -8,20 +8,10 @@ weights: planning needs the names and sizes. Layers that only predict further to
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 from isthmus.weights.quants import MIX
-from isthmus.weights.shape_draft import Draft
 from isthmus.weights.shape_grouped import GroupedShape
 from isthmus.weights.shape_latent import LatentShape
-
-
-class Shape(Protocol):
-    @property
-    def layers(self) -> int: ...
-
-    def draft(self, layers: int, quant: str) -> Draft: ...
-
 
 _DEEPSEEK_V3 = LatentShape(
     layers=61, hidden=7168, heads=128, q_lora=1536, dense_layers=3, dense_inner=18432, experts=256,
@@ -41,7 +31,7 @@ def usual_quant(name: str) -> str:
 
 
 # Sizes: the config.json each model was published with.
-SHAPES: dict[str, Shape] = {
+SHAPES: dict[str, GroupedShape | LatentShape] = {
     "qwen3-30b-a3b": GroupedShape(
         arch="qwen3moe", layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, experts=128, top_k=8,
         inner=768, dense_inner=6144, vocab=151936, context=40960, eps=1e-6, head_norms="each",
