@@ -17,6 +17,8 @@ using Context = void*;       // CUcontext
 using Stream = void*;        // CUstream
 using DevicePtr = uint64_t;  // CUdeviceptr
 using HostFn = void (*)(void*);
+using Graph = void*;      // CUgraph
+using GraphExec = void*;  // CUgraphExec
 
 inline constexpr int kCan64BitStreamMemOps = 122;   // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 inline constexpr unsigned kWaitGeq = 0;             // CU_STREAM_WAIT_VALUE_GEQ
@@ -24,6 +26,7 @@ inline constexpr unsigned kWriteDefault = 0;        // CU_STREAM_WRITE_VALUE_DEF
 inline constexpr unsigned kPortableMapped = 1 | 2;  // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 inline constexpr unsigned kNonBlocking = 1;         // CU_STREAM_NON_BLOCKING
 inline constexpr int kNotReady = 600;               // CUDA_ERROR_NOT_READY
+inline constexpr int kThreadLocal = 1;              // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 }  // namespace cuda
 
 class CudaDriver {
@@ -49,6 +52,8 @@ class CudaDriver {
   cuda::Result (*mem_host_alloc)(void** memory, size_t bytes, unsigned flags);
   cuda::Result (*mem_host_get_device_pointer)(cuda::DevicePtr* device, void* memory, unsigned flags);
   cuda::Result (*mem_free_host)(void* memory);
+  cuda::Result (*mem_alloc)(cuda::DevicePtr* memory, size_t bytes);
+  cuda::Result (*mem_free)(cuda::DevicePtr memory);
   cuda::Result (*memcpy_async)(cuda::DevicePtr to, cuda::DevicePtr from, size_t bytes, cuda::Stream stream);
   cuda::Result (*stream_create)(cuda::Stream* stream, unsigned flags);
   cuda::Result (*stream_destroy)(cuda::Stream stream);
@@ -60,6 +65,12 @@ class CudaDriver {
   using ValueOp = cuda::Result (*)(cuda::Stream stream, cuda::DevicePtr at, uint64_t value, unsigned flags);
   ValueOp stream_write_value64 = nullptr, stream_wait_value64 = nullptr;
   cuda::Result (*launch_host_func)(cuda::Stream stream, cuda::HostFn fn, void* data) = nullptr;
+  cuda::Result (*stream_begin_capture)(cuda::Stream stream, int mode) = nullptr;
+  cuda::Result (*stream_end_capture)(cuda::Stream stream, cuda::Graph* graph) = nullptr;
+  cuda::Result (*graph_instantiate)(cuda::GraphExec* exec, cuda::Graph graph, uint64_t flags) = nullptr;
+  cuda::Result (*graph_launch)(cuda::GraphExec exec, cuda::Stream stream) = nullptr;
+  cuda::Result (*graph_exec_destroy)(cuda::GraphExec exec) = nullptr;
+  cuda::Result (*graph_destroy)(cuda::Graph graph) = nullptr;
 
  private:
   CudaDriver() = default;

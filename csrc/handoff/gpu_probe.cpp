@@ -52,37 +52,146 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// The stream writes one word, waits for another, writes a third: each must happen, and in that order.
+// What a stream is given is recorded and then launched as one graph, as decode steps are.
+class TrialGraph {
+ public:
+  template <class Enqueue>
+  TrialGraph(const CudaDriver& driver, cuda::Stream stream, Enqueue enqueue) : driver_(driver) {
+    driver.check(driver.stream_begin_capture(stream, cuda::kThreadLocal), "cuStreamBeginCapture");
+    try {
+      enqueue();
+    } catch (const HandoffError&) {  // the stream is of use only when the capture has ended
+      driver.stream_end_capture(stream, &graph_);
+      destroy();
+      throw;
+    }
+    driver.check(driver.stream_end_capture(stream, &graph_), "cuStreamEndCapture");
+    try {
+      driver.check(driver.graph_instantiate(&exec_, graph_, 0), "cuGraphInstantiate");
+      driver.check(driver.graph_launch(exec_, stream), "cuGraphLaunch");
+    } catch (const HandoffError&) {
+      destroy();
+      throw;
+    }
+  }
+  ~TrialGraph() { destroy(); }  // of one that runs the driver keeps what it needs
+  TrialGraph(const TrialGraph&) = delete;
+  TrialGraph& operator=(const TrialGraph&) = delete;
+
+ private:
+  void destroy() {
+    if (exec_ != nullptr) driver_.graph_exec_destroy(exec_);
+    if (graph_ != nullptr) driver_.graph_destroy(graph_);
+  }
+
+  const CudaDriver& driver_;
+  cuda::Graph graph_ = nullptr;
+  cuda::GraphExec exec_ = nullptr;
+};
+
+// A submission in small: the stream writes one word, waits for another, fetches a third and brings it back,
+// and writes a fourth. Each must happen, and in that order.
+class MemOpsTrial {
+ public:
+  explicit MemOpsTrial(const std::shared_ptr<CudaDevice>& device)
+      : driver_(device->driver()), memory_(pinned_memory(device)), words_(memory_->allocate(kWords * 64)) {
+    on_device_ = memory_->device_address(words_);
+  }
+  ~MemOpsTrial() {
+    if (!stuck_) {
+      if (held_ != 0) driver_.mem_free(held_);
+      memory_->release(words_);
+    } else {
+      (void)memory_.release();  // still the stream's, and so is what it holds
+    }
+  }
+  MemOpsTrial(const MemOpsTrial&) = delete;
+  MemOpsTrial& operator=(const MemOpsTrial&) = delete;
+
+  // The context is current. captured: as a graph.
+  Missing run(bool captured, int64_t patience_ns) {
+    if (held_ == 0) driver_.check(driver_.mem_alloc(&held_, sizeof(uint64_t)), "cuMemAlloc");
+    for (int i = 0; i < kWords; i++) word(i).store(0);
+    const TrialStream stream(driver_);
+    std::optional<TrialGraph> graph;
+    stuck_ = true;
+    try {
+      if (captured) {
+        graph.emplace(driver_, stream, [&] { enqueue(stream); });
+      } else {
+        enqueue(stream);
+      }
+    } catch (const HandoffError&) {
+      word(kDone).store(1);
+      stuck_ = !within(patience_ns, [&] { return stream.finished(); });
+      throw;
+    }
+    Missing missing = watch(patience_ns);
+    stuck_ = !within(patience_ns, [&] { return stream.finished(); });
+    if (stuck_ && !missing) missing = "the stream did not finish";
+    return missing;
+  }
+
+ private:
+  enum { kReady, kDone, kResult, kBack, kEnded, kWords };
+  static constexpr uint64_t kValue = 0x1234567890abcdef;
+
+  HandoffWord& word(int i) { return *reinterpret_cast<HandoffWord*>(words_ + 64 * i); }
+  uint64_t address(int i) const { return on_device_ + static_cast<uint64_t>(64 * i); }
+
+  void enqueue(cuda::Stream stream) {
+    const auto write = [&](int i) {
+      driver_.check(driver_.stream_write_value64(stream, address(i), 1, cuda::kWriteDefault),
+                    "cuStreamWriteValue64");
+    };
+    const auto copy = [&](uint64_t to, uint64_t from) {
+      driver_.check(driver_.memcpy_async(to, from, sizeof(uint64_t), stream), "cuMemcpyAsync");
+    };
+    write(kReady);
+    driver_.check(driver_.stream_wait_value64(stream, address(kDone), 1, cuda::kWaitGeq),
+                  "cuStreamWaitValue64");
+    copy(held_, address(kResult));
+    copy(address(kBack), held_);
+    write(kEnded);
+  }
+
+  // The CPU's side.
+  Missing watch(int64_t patience_ns) {
+    Missing missing;
+    if (!within(patience_ns, [&] { return word(kReady).load() == 1; })) {
+      missing = "a value that the stream wrote did not arrive";
+    } else if (word(kEnded).load() != 0) {
+      missing = "the stream did not wait for a value";
+    }
+    word(kResult).store(kValue);
+    word(kDone).store(1);
+    if (missing) return missing;
+    if (!within(patience_ns, [&] { return word(kEnded).load() == 1; })) {
+      return "the stream did not see a value that the CPU wrote";
+    }
+    if (word(kBack).load() != kValue) return "a copy did not wait for a value";
+    return missing;
+  }
+
+  const CudaDriver& driver_;
+  std::unique_ptr<HandoffMemory> memory_;
+  std::byte* words_;
+  uint64_t on_device_ = 0;
+  cuda::DevicePtr held_ = 0;  // in the device's memory
+  bool stuck_ = false;
+};
+
 Missing try_mem_ops(const std::shared_ptr<CudaDevice>& device, int64_t patience_ns) {
-  const CudaDriver& driver = device->driver();
-  auto memory = pinned_memory(device);
-  std::byte* words = memory->allocate(3 * 64);
-  const uint64_t on_device = memory->device_address(words);
-  const auto word = [&](int i) -> HandoffWord& { return *reinterpret_cast<HandoffWord*>(words + 64 * i); };
   const CudaDevice::Current current(*device);
-  const TrialStream stream(driver);
-  driver.check(driver.stream_write_value64(stream, on_device, 1, cuda::kWriteDefault),
-               "cuStreamWriteValue64");
-  driver.check(driver.stream_wait_value64(stream, on_device + 64, 1, cuda::kWaitGeq), "cuStreamWaitValue64");
-  driver.check(driver.stream_write_value64(stream, on_device + 128, 1, cuda::kWriteDefault),
-               "cuStreamWriteValue64");
-  Missing missing;
-  if (!within(patience_ns, [&] { return word(0).load() == 1; })) {
-    missing = "a value that the stream wrote did not arrive";
-  } else if (word(2).load() != 0) {
-    missing = "the stream did not wait for a value";
+  MemOpsTrial trial(device);
+  if (Missing missing = trial.run(false, patience_ns)) return missing;
+  if (!device->driver().graph_launch) return "the driver has no graphs";
+  try {
+    const Missing missing = trial.run(true, patience_ns);
+    return missing ? "in a captured graph " + *missing : missing;
+  } catch (const HandoffError& error) {
+    return "in a captured graph " + std::string(error.what());
   }
-  word(1).store(1);
-  if (!missing && !within(patience_ns, [&] { return word(2).load() == 1; })) {
-    missing = "the stream did not see a value that the CPU wrote";
-  }
-  if (within(patience_ns, [&] { return stream.finished(); })) {
-    memory->release(words);
-  } else {
-    (void)memory.release();  // still the stream's
-    if (!missing) missing = "the stream did not finish";
-  }
-  return missing;
 }
 
 Missing try_host_func(const std::shared_ptr<CudaDevice>& device, int64_t patience_ns) {

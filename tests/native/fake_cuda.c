@@ -2,8 +2,8 @@
 // host memory. It holds what the hand-off must not rely on: a call without a current context fails, host
 // functions of all streams run one at a time, a captured graph replays the very same operations.
 //
-// The tests misconfigure it through fake_set and fake_fail. Built with WITHOUT_MEMOPS, WITHOUT_HOST_FUNC or
-// WITHOUT_CONTEXT it lacks those functions.
+// The tests misconfigure it through fake_set and fake_fail. Built with WITHOUT_MEMOPS, WITHOUT_HOST_FUNC,
+// WITHOUT_GRAPHS or WITHOUT_CONTEXT it lacks those functions.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include <time.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_READY = 600 };
+enum { CAPTURE_UNSUPPORTED = 900 };
 enum { kCan64BitStreamMemOps = 122 };
 
 // ------------------------------------------------------------------------------------------- settings
@@ -21,7 +22,9 @@ static struct {
   int stuck_waits;               // stream waits never end
   int skip_waits;                // stream waits do not wait
   int skip_host_funcs;           // host functions are never called
-} settings = {12080, 1, 1, 0, 0, 0, 0};
+  int no_captured_memops;        // stream writes and waits are refused in a capture
+  int early_copies;              // of a graph, before what they have to wait for
+} settings = {12080, 1, 1, 0, 0, 0, 0, 0, 0};
 
 static char failing[64];
 static int failing_code;
@@ -33,7 +36,7 @@ void fake_set(const char* name, int value) {
   if (!strcmp(name, #field)) settings.field = value;
   SETTING(version)
   SETTING(devices) SETTING(memops) SETTING(drop_writes) SETTING(stuck_waits) SETTING(skip_waits)
-  SETTING(skip_host_funcs)
+  SETTING(skip_host_funcs) SETTING(no_captured_memops) SETTING(early_copies)
 }
 void fake_fail(const char* call, int code) {
   strncpy(failing, call, sizeof failing - 1);
@@ -174,7 +177,12 @@ int cuStreamIsCapturing(Stream* stream, int* status) {
 List* fake_begin_capture(Stream* stream) { return stream->graph = calloc(1, sizeof(List)); }
 void fake_end_capture(Stream* stream) { stream->graph = NULL; }
 void fake_launch(List* graph, Stream* stream) {
-  for (int i = 0; i < graph->count; i++) enqueue(stream, graph->ops[i]);
+  for (int i = 0; i < graph->count && settings.early_copies; i++) {
+    if (graph->ops[i].kind == COPY) execute(&graph->ops[i]);
+  }
+  for (int i = 0; i < graph->count; i++) {
+    if (!settings.early_copies || graph->ops[i].kind != COPY) enqueue(stream, graph->ops[i]);
+  }
 }
 int fake_graph_size(List* graph) { return graph->count; }
 void fake_free_graph(List* graph) {
@@ -248,19 +256,66 @@ int cuMemHostGetDevicePointer_v2(uint64_t* device, void* memory, unsigned flags)
   *device = (uint64_t)memory;
   return flags;
 }
+int cuMemAlloc_v2(uint64_t* memory, size_t bytes) {
+  NEEDS_CONTEXT
+  *memory = (uint64_t)malloc(bytes);
+  __atomic_add_fetch(&outstanding, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+int cuMemFree_v2(uint64_t memory) {
+  NEEDS_CONTEXT
+  __atomic_sub_fetch(&outstanding, 1, __ATOMIC_SEQ_CST);
+  free((void*)memory);
+  return SUCCESS;
+}
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream* stream) {
   NEEDS_CONTEXT
   enqueue(stream, (Op){COPY, to, from, bytes, NULL});
   return SUCCESS;
 }
+#ifndef WITHOUT_GRAPHS
+int cuStreamBeginCapture_v2(Stream* stream, int mode) {
+  NEEDS_CONTEXT
+  if (mode != 1) return INVALID_VALUE;  // of this thread alone
+  fake_begin_capture(stream);
+  __atomic_add_fetch(&outstanding, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+int cuStreamEndCapture(Stream* stream, List** graph) {
+  MAY_FAIL
+  *graph = stream->graph;
+  fake_end_capture(stream);
+  return SUCCESS;
+}
+int cuGraphInstantiateWithFlags(List** exec, List* graph, unsigned long long flags) {
+  NEEDS_CONTEXT
+  *exec = calloc(1, sizeof(List));
+  for (int i = 0; i < graph->count; i++) append(*exec, graph->ops[i]);
+  __atomic_add_fetch(&outstanding, 1, __ATOMIC_SEQ_CST);
+  return flags;
+}
+int cuGraphLaunch(List* exec, Stream* stream) {
+  NEEDS_CONTEXT
+  fake_launch(exec, stream);
+  return SUCCESS;
+}
+int cuGraphDestroy(List* graph) {
+  __atomic_sub_fetch(&outstanding, 1, __ATOMIC_SEQ_CST);
+  fake_free_graph(graph);
+  return SUCCESS;
+}
+int cuGraphExecDestroy(List* exec) { return cuGraphDestroy(exec); }
+#endif
 #ifndef WITHOUT_MEMOPS
 int cuStreamWriteValue64_v2(Stream* stream, uint64_t at, uint64_t value, unsigned flags) {
   NEEDS_CONTEXT
+  if (stream->graph && settings.no_captured_memops) return CAPTURE_UNSUPPORTED;
   enqueue(stream, (Op){WRITE, at, value, 0, NULL});
   return flags;
 }
 int cuStreamWaitValue64_v2(Stream* stream, uint64_t at, uint64_t value, unsigned flags) {
   NEEDS_CONTEXT
+  if (stream->graph && settings.no_captured_memops) return CAPTURE_UNSUPPORTED;
   enqueue(stream, (Op){WAIT, at, value, 0, NULL});
   return flags;
 }

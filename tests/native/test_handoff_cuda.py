@@ -47,6 +47,11 @@ def test_a_driver_that_has_everything_gives_stream_memory_operations(fake: FakeC
         ({"drop_writes": 1}, "a value that the stream wrote did not arrive"),
         ({"skip_waits": 1}, "the stream did not wait for a value"),
         ({"stuck_waits": 1}, "the stream did not see a value that the CPU wrote"),
+        (
+            {"no_captured_memops": 1},
+            "in a captured graph cuStreamWriteValue64 failed: an unknown error (900)",
+        ),
+        ({"early_copies": 1}, "in a captured graph a copy did not wait for a value"),
     ],
 )
 @pytest.mark.usefixtures("impatient")
@@ -63,16 +68,33 @@ def test_without_working_memory_operations_host_functions_are_chosen(
     made.close()
 
 
-def test_a_driver_call_that_fails_is_a_reason_too(fake: FakeCuda) -> None:
-    fake.fail("cuStreamWaitValue64_v2")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuStreamWaitValue64_v2",
+        "cuMemAlloc_v2",
+        "cuStreamBeginCapture_v2",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+    ],
+)
+def test_a_driver_call_that_fails_is_a_reason_too(fake: FakeCuda, call: str) -> None:
+    fake.fail(call)
     found = handoff.probe(driver=fake.path)
     assert found.mechanism == "host_func"
-    assert "cuStreamWaitValue64 failed: CUDA_ERROR_OUT_OF_MEMORY (2)" in found.reason
+    name = call.removesuffix("_v2").removesuffix("WithFlags")
+    assert f"{name} failed: CUDA_ERROR_OUT_OF_MEMORY (2)" in found.reason
+    assert fake.outstanding == 0
 
 
 @pytest.mark.parametrize(
     ("without", "mechanism"),
-    [(["MEMOPS"], "host_func"), (["HOST_FUNC"], "stream_memops"), (["MEMOPS", "HOST_FUNC"], "none")],
+    [
+        (["MEMOPS"], "host_func"),
+        (["GRAPHS"], "host_func"),
+        (["HOST_FUNC"], "stream_memops"),
+        (["MEMOPS", "HOST_FUNC"], "none"),
+    ],
 )
 def test_functions_that_a_driver_lacks(tmp_path: Path, without: list[str], mechanism: str) -> None:
     fake = FakeCuda(tmp_path, *without)
@@ -80,6 +102,9 @@ def test_functions_that_a_driver_lacks(tmp_path: Path, without: list[str], mecha
     assert found.mechanism == mechanism
     lacks = {"MEMOPS": StreamMemOps, "HOST_FUNC": HostFunc}
     for name in without:
+        if name == "GRAPHS":
+            assert "the driver has no graphs" in found.reason
+            continue
         with pytest.raises(HandoffError, match="the driver has no "):
             lacks[name](HIDDEN, TOP_K, driver=fake.path)
     if mechanism != "none":
