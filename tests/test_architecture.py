@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import isthmus
+
 PACKAGE = Path(__file__).parent.parent / "src" / "isthmus"
 CSRC = PACKAGE.parent.parent / "csrc"
 
@@ -162,3 +164,17 @@ def test_public_names_resolve_and_importing_the_package_is_light() -> None:
         "[getattr(isthmus, name) for name in isthmus.__all__]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_type_checker_sees_the_public_names_where_they_are_imported_from() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    typed = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == isthmus._PUBLIC
+    assert (PACKAGE / "py.typed").is_file()

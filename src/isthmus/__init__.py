@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what a type checker sees of the public names
+    from isthmus.engine.llm import LLM, Completion, Delta
+    from isthmus.engine.request import SamplingParams
+    from isthmus.errors import IsthmusError
+    from isthmus.modules.heterogeneous import HeterogeneousMoELayer, MoEMetrics
+    from isthmus.placement.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -14,6 +21,7 @@ _PUBLIC = {
     "MoEMetrics": "isthmus.modules.heterogeneous",
     "SamplingParams": "isthmus.engine.request",
     "Completion": "isthmus.engine.llm",
+    "Delta": "isthmus.engine.llm",
     "Plan": "isthmus.placement.plan",
     "IsthmusError": "isthmus.errors",
 }
@@ -21,6 +29,7 @@ _PUBLIC = {
 __all__ = [
     "LLM",
     "Completion",
+    "Delta",
     "HeterogeneousMoELayer",
     "IsthmusError",
     "MoEMetrics",

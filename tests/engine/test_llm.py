@@ -1,8 +1,12 @@
 """Text in, text out, over an executor that answers each request with the bytes of a script."""
 
 import gc
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from isthmus import LLM, SamplingParams
 from isthmus.engine.answer import Completion, Delta
 from isthmus.engine.loop import StepLoop
 from isthmus.engine.scheduler import Scheduler, StepPlan
+from isthmus.engine.turns import Turns
 from isthmus.errors import ContextLengthError, UsageError
 from isthmus.tokenizer import Tokenizer
 from isthmus.weights.source import open_weights
@@ -194,3 +199,103 @@ def test_a_completion_has_log_probabilities_if_asked_and_says_what_was_cached(ll
 def test_an_unknown_option_is_refused_before_the_model_is_looked_for() -> None:
     with pytest.raises(UsageError, match="unknown option 'contxt'; the options are context_tokens, threads"):
         LLM("/nowhere.gguf", contxt=5)
+
+
+def test_threads_share_a_model_and_their_prompts_are_computed_together(alphabet_model: Path) -> None:
+    """Without turns two threads step at once, and both find the scheduler changed under them."""
+    scripts = {letter: bytes([letter.encode()[0]] * 40) for letter in "abcdefgh"}
+    llm = scripted_llm(read_tokenizer(alphabet_model), scripts, parallel=8)
+    with ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(lambda letter: llm.generate(letter, GREEDY).text, "abcdefgh" * 4))
+    assert texts == [letter * 40 for letter in "abcdefgh"] * 4
+    assert llm.engine._executor.steps < 32 * 41  # what they would take one after the other
+
+
+def test_a_thread_that_only_reads_its_stream_keeps_none_out(alphabet_model: Path) -> None:
+    """Each step is a turn: of two streams in two threads the shorter one ends in the middle of the longer."""
+    llm = scripted_llm(read_tokenizer(alphabet_model), {"a": b"x" * 200, "b": b"y" * 9}, parallel=2)
+    begun, read = threading.Event(), []
+
+    def read_long() -> None:
+        for delta in llm.generate("a", GREEDY, stream=True):
+            read.append(delta)
+            begun.set()
+            time.sleep(0.001)
+
+    reader = threading.Thread(target=read_long)
+    reader.start()
+    begun.wait()
+    assert llm.generate("b", GREEDY).text == "y" * 9
+    assert len(read) < 200
+    reader.join()
+    assert joined(read) == "x" * 200
+
+
+def test_turns_are_given_in_the_order_in_which_they_were_asked_for() -> None:
+    turns, order = Turns(), list[int]()
+
+    def take(number: int) -> None:
+        with turns:
+            order.append(number)
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(6)]
+    with turns:
+        assert not turns.enter_if_free()
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            while len(turns._waiting) < count:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert order == [*range(6)]
+    assert turns.enter_if_free()
+
+
+def test_a_stream_that_is_dropped_while_a_thread_has_the_engine_ends_with_the_next_step(llm: LLM) -> None:
+    """A finaliser must not wait: Python may run it in the thread that has the engine."""
+    stream = llm.generate("c", GREEDY, stream=True)
+    next(stream)
+    with llm._turns:
+        stream.close()
+        assert llm.engine.has_work
+    assert llm.generate("a", GREEDY).text == "one two three"
+    assert not llm.engine.has_work
+
+
+def test_a_closed_model_says_so(alphabet_model: Path) -> None:
+    with LLM(alphabet_model, context_tokens=512) as llm:
+        assert repr(llm) == "LLM('alphabet': llama, 0.00 GB, cpu, context 512)"
+        stream = llm.generate("A", GREEDY, stream=True)
+        assert next(stream).text == "B"
+    assert repr(llm).endswith(", closed)")
+    with pytest.raises(UsageError, match="the model is closed"):
+        llm.generate("A")
+    with pytest.raises(UsageError, match="the model is closed"):
+        next(stream)
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (None, "a prompt is a text or a list of token ids, got NoneType"),
+        (b"abc", "a prompt is a text or a list of token ids, got bytes"),
+        ({"prompt": "a"}, "a prompt is a text or a list of token ids, got dict"),
+        (torch.tensor([1, 2]), "a prompt is a text or a list of token ids, got Tensor"),
+        (["a", None], "a prompt is a text or a list of token ids, got NoneType"),
+        ([1, "a"], "a list of token ids holds whole numbers alone"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompts: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        llm.generate(prompts)
+    assert not llm.engine.has_work
+
+
+def test_params_and_messages_of_another_type_are_refused_by_name(llm: LLM) -> None:
+    wrong: Any = {"temperature": 0}
+    with pytest.raises(UsageError, match=r"SamplingParams\(temperature=0\), got dict"):
+        llm.generate("a", wrong)
+    for messages, said in [("hi", "got str"), (["hi"], r"messages\[0\] must be a mapping .*, got str")]:
+        with pytest.raises(UsageError, match=said):
+            llm.chat(messages)  # type: ignore[arg-type]
