@@ -31,7 +31,8 @@ def main() -> None:
     y, metrics = layer(x)
     print(f"{experts} experts of {HIDDEN} x {INNER} in Q4_K, {TOP_K} chosen; y {tuple(y.shape)} {y.dtype}")
     for field in fields(metrics):
-        print(f"  {field.name:28} {getattr(metrics, field.name):,.6g}")
+        value = getattr(metrics, field.name)
+        print(f"  {field.name:28} {value:,}" if isinstance(value, int) else f"  {field.name:28} {value:,.4g}")
     print(f"  {'activation_transfer_bytes':28} {metrics.activation_transfer_bytes:,}")
     print(f"  {'bandwidth_savings_ratio':28} {metrics.bandwidth_savings_ratio:,.0f}")
     layer.close()
