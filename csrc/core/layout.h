@@ -56,31 +56,38 @@ constexpr void for_each_element(const Field& field, const Fn& fn) {
 
 // Bit 8l + 4h + i (column 8l + 4h + i) <-> bit l + 4h of byte i: l and i, two bits of the index each, change
 // places. Its own inverse.
-constexpr uint32_t move_bits(uint32_t x) {
-  uint32_t t = (x ^ (x >> 7)) & 0x00aa00aa;
+template <class U>
+constexpr U move_bits(U x) {
+  U t = (x ^ (x >> 7)) & 0x00aa00aa;
   x ^= t ^ (t << 7);
   t = (x ^ (x >> 14)) & 0x0000cccc;
   return x ^ t ^ (t << 14);
 }
 
 // The same for codes of 2 bits: code 4s + i <-> bits 2s, 2s + 1 of byte i, a transposition of 4 x 4.
-constexpr uint32_t move_bit_pairs(uint32_t x) {
-  uint32_t t = (x ^ (x >> 6)) & 0x00cc00cc;
+template <class U>
+constexpr U move_bit_pairs(U x) {
+  U t = (x ^ (x >> 6)) & 0x00cc00cc;
   x ^= t ^ (t << 6);
   t = (x ^ (x >> 12)) & 0x0000f0f0;
   return x ^ t ^ (t << 12);
 }
 
-constexpr uint32_t to_tile(Bits bits, uint32_t x) {
-  uint32_t out = 0;
+// x: a dword, or a vector of them.
+template <class U>
+constexpr U to_tile(Bits bits, U x) {
   switch (bits) {
     case Bits::Lanes:
       return move_bits(x);
     case Bits::LanePairs:
       return move_bit_pairs(x);
-    case Bits::SignWord:
-      for (int l = 0; l < 4; ++l) out |= ((x >> 7 * l & 0x7f) | (x >> (28 + l) & 1) << 7) << 8 * l;
-      return out;
+    case Bits::SignWord: {  // in halves: the loop of to_file takes twice the instructions
+      U signs = (x & 0x3fff) | (x & 0xfffc000) << 2, spare = x >> 28;
+      signs = (signs & 0x7f007f) | (signs & 0x3f803f80) << 1;
+      spare = (spare & 3) | (spare & 12) << 14;
+      spare = (spare & 0x10001) | (spare & 0x20002) << 7;
+      return signs | spare << 7;
+    }
     case Bits::SignHigh:
       return (x >> 1 & 0x7f7f7f7f) | (x & 0x01010101) << 7;
     default:

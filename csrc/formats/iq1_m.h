@@ -21,10 +21,10 @@ struct Format<29> {
   static constexpr Field fields[] = {{48, 2, 4}, byte_field(32, 16), byte_field(0, 32)};
   static_assert(fields_cover(fields, block_bytes));
 
-  // d has no place of its own: its fp16 bits are spread over the four words.
-  static constexpr bool finite_scale(const uint8_t* block) {
-    const int exponent = (block[55] & 0x70) | (block[53] & 0xc0) >> 4;  // bits 10..14 of d, times 4
-    return exponent != 0x7c;
+  // d has no place of its own: its fp16 bits are spread over the four words. Bits 10..14 of it, times 4.
+  template <class Block>
+  static auto scale_exponent(const Block& byte) {
+    return (byte(55) & 0x70) | (byte(53) & 0xc0) >> 4;
   }
 
   static constexpr int zero = kIq1Zero, max_code = kIq1MaxCode, part_columns = 64, scale_columns = 16;

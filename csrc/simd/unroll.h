@@ -4,9 +4,6 @@
 
 #include "simd/inline.h"
 
-// For lambdas: [&](auto i) ISTHMUS_INLINE_LAMBDA { ... }
-#define ISTHMUS_INLINE_LAMBDA __attribute__((always_inline))
-
 namespace isthmus::ISTHMUS_ISA {
 
 template <int N>
