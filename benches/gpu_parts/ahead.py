@@ -58,8 +58,10 @@ class Job:
 def jobs() -> list[Job]:
     steps, models = RunOptions(parallel=len(PROMPTS)), RunOptions(context_tokens=2 * PROMPT)
     exact = RunOptions(parallel=len(PROMPTS), exact_batching=True, speculate="ngram")
+    over_q8_0 = RunOptions(parallel=len(PROMPTS), kv_dtype="q8_0")
     return [
         *(Job(model, steps) for model in TINY + REAL),
+        *(Job(model, over_q8_0) for model in TINY + REAL),
         *(Job(model, models) for model in (QWEN3, DEEPSEEK)),
         *(Job(model, exact) for model in TINY + REAL[:1]),
     ]
@@ -99,7 +101,7 @@ def launches_of(job: Job, found: dict[Any, Launch]) -> None:
         torch.inference_mode(),
     ):
         model: Any = load_model(source, options, targets=Targets.one(target, slots))
-        state = State(model.state_spec(), width, "bf16", [target.device] * len(model.layers))
+        state = State(model.state_spec(), width, options.kv_dtype, [target.device] * len(model.layers))
         for rows in (options.chunk_tokens, *WARM_ROWS):
             step = model.prepare(_of_one_sequence(min(rows, 64 * width), width), width)
             model.compute(DeviceSteps.of(step, [target]), state)

@@ -27,9 +27,9 @@ def steps(setting: Setting) -> Iterator[Line]:
         plain = start(setting, model, strategy="cpu")
         wanted = _first_logits(plain)
         plain.close()
-        for strategy in ("hybrid", "gpu"):
-            engine = start(setting, model, strategy=strategy, parallel=len(PROMPTS))
-            what = f"{model.removeprefix('dummy:')} {strategy}"
+        for strategy, kv_dtype in (("hybrid", "bf16"), ("gpu", "bf16"), ("hybrid", "q8_0")):
+            engine = start(setting, model, strategy=strategy, parallel=len(PROMPTS), kv_dtype=kv_dtype)
+            what = f"{model.removeprefix('dummy:')} {strategy}{'' if kv_dtype == 'bf16' else ', q8_0 cache'}"
             rows, error = _captured_against_eager(engine)
             yield Line(f"{what}: graph on = off, {rows} rows", error, 0.0)
             got = _first_logits(engine)

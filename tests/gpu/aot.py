@@ -8,6 +8,9 @@ ask for, not a second list of kernels and constants.
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +52,9 @@ class Compiled:
     name: str
     capability: int
     shared_bytes: int  # of one program
-    cubin: bytes
+    warps: int
+    registers: int  # of one thread
+    stack_bytes: int  # of one thread: what registers did not hold
 
 
 def launches_of(call: Callable[[], object]) -> list[Launch]:
@@ -77,7 +82,22 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     options = launch.options | {"enable_fp_fusion": True}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return Compiled(launch.name, capability, compiled.metadata.shared, compiled.asm["cubin"])
+    registers, stack_bytes = _usage(compiled.asm["cubin"])
+    return Compiled(
+        launch.name, capability, compiled.metadata.shared, launch.options["num_warps"], registers, stack_bytes
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of stack) of a thread, by the tool that comes with triton."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", said)
+    assert found, said
+    return int(found[1]), int(found[2]) + int(found[3])
 
 
 def _type_of(arg: Any) -> str:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from multiprocessing import get_context
 
 import aot
@@ -191,7 +192,7 @@ _WORK: list[tuple[str, aot.Launch, int]] = []
 
 
 def main(capabilities: list[int]) -> None:
-    """Prints [call, kernel, capability, shared bytes] of everything, a line each; a compiler to a CPU."""
+    """Prints [call, what it is compiled to] of everything, a line each; a compiler to a CPU."""
     for calls, where in ((CALLS, capabilities), (VARIANTS, capabilities[:1])):
         for name, call in calls.items():
             _WORK.extend((name, launch, c) for launch in aot.launches_of(call) for c in where)
@@ -200,10 +201,9 @@ def main(capabilities: list[int]) -> None:
             print(json.dumps(line), flush=True)
 
 
-def _compile(index: int) -> tuple[str, str, int, int]:
+def _compile(index: int) -> tuple[str, dict[str, object]]:
     name, launch, capability = _WORK[index]
-    compiled = aot.compile_for(launch, capability)
-    return name, compiled.name, capability, compiled.shared_bytes
+    return name, asdict(aot.compile_for(launch, capability))
 
 
 if __name__ == "__main__":

@@ -116,6 +116,78 @@ def test_which_product_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fp8.can_scale(there) is may
 
 
+def as_cublas_wants(
+    codes: Tensor, weights: Tensor, *, scale_a: Tensor, scale_b: Tensor, **how: Any
+) -> Tensor:
+    """torch._scaled_mm of x's scales of 128 columns and W's of 128 x 128, with what torch asks of its
+    arguments on CUDA (aten/src/ATen/native/cuda/ScaledBlas.cpp): x row by row, W column by column, x's
+    scales [M, K / 128] column by column, W's [K / 128, N / 128] likewise; a size of 1 may have any stride.
+    And what cuBLAS does beside: columns of W's scales begin at multiples of 16 bytes."""
+    (m, k), n = codes.shape, weights.shape[1]
+    of_k, of_n = -(-k // 128), -(-n // 128)
+
+    def stands(tensor: Tensor, *wanted: tuple[int, int]) -> bool:
+        have = zip(tensor.shape, tensor.stride(), strict=True)
+        return all(
+            size == want and (size == 1 or stride == by)
+            for (size, stride), (want, by) in zip(have, wanted, strict=True)
+        )
+
+    assert codes.dtype == weights.dtype == FP8
+    assert how == {"out_dtype": torch.bfloat16}
+    assert stands(codes, (m, k), (k, 1))
+    assert stands(weights, (k, 1), (n, k))
+    assert scale_a.dtype == scale_b.dtype == torch.float32
+    assert stands(scale_a, (m, 1), (of_k, m))
+    assert stands(scale_b, (of_k, 1), (of_n, of_k))
+    assert m % 4 == of_k % 4 == 0
+    wide_a = scale_a.double().repeat_interleave(128, 1)[:, :k]
+    wide_b = scale_b.double().repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :n]
+    return ((codes.double() * wide_a) @ (weights.double() * wide_b)).bfloat16()
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 37])
+def test_scales_by_block_stand_as_torch_and_cublas_want_them(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", as_cublas_wants)
+    fp8._takes.cache_clear()
+    weight, x = matrix("blocks", 336, 1024), random(tokens, 1024, seed=3)
+    try:
+        assert fp8.can_scale(weight)
+        codes, steps = fp8.rounded(x, 128)
+        x_rounded = codes.double() * steps.double().repeat_interleave(128, 1)
+        wide = weight.values(torch.float32).double()
+        assert distance(fp8.scaled(x, weight), x_rounded @ wide.T) < 3e-3  # the result is bf16
+    finally:
+        fp8._takes.cache_clear()
+
+
+def test_a_way_that_torch_does_not_take_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("Invalid scaling configuration.\n- For TensorWise scaling ..")
+
+    def wrong(codes: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.full((len(codes), 512), 511.0)
+
+    weight = matrix("blocks", 336, 1024)
+    for way, why in ((refuses, "Invalid scaling configuration."), (wrong, "a sum of 512 ones is 511")):
+        monkeypatch.setattr(torch, "_scaled_mm", way)
+        fp8._takes.cache_clear()
+        caplog.clear()
+        try:
+            assert not fp8.can_scale(weight)
+            assert not fp8.can_scale(weight)
+        finally:
+            fp8._takes.cache_clear()
+        assert [record.getMessage() for record in caplog.records] == [
+            "FP8 weights with scales of blocks of 128 x 128 become bf16 in pieces on cpu for each product: "
+            f"torch._scaled_mm of torch {torch.__version__} does not take them there ({why})"
+        ]
+
+
 @pytest.mark.parametrize(
     ("codes", "scales", "says"),
     [

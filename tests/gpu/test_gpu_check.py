@@ -163,7 +163,7 @@ def test_what_a_machine_without_a_gpu_can_do_runs(script: Any) -> None:
     assert not [line for line in every if line.wrong]
     assert {name for name, of in lines.items() if of} == {"steps", "exact", "qwen3", "deepseek"}
     alike = [line for line in lines["steps"] if "graph on = off" in line.what]
-    assert len(alike) == 4  # two models, hybrid and gpu
+    assert len(alike) == 6  # two models, hybrid and gpu, and over a cache of q8_0
     differ = [line for line in lines["exact"] if "answers that differ" in line.what]
     assert len(differ) == 4  # two models, together and in chunks
     assert not [line for line in every if line.microseconds or line.gb_s or line.unit == "tok/s"]
@@ -225,6 +225,14 @@ def test_what_is_compiled_ahead_is_what_the_parts_run(script: Any) -> None:
     from gpu_parts import ahead, models, shapes, steps
 
     assert {job.model for job in ahead.jobs()} == {*shapes.TINY, *steps.REAL, models.QWEN3, models.DEEPSEEK}
+    over_q8_0 = [job.model for job in ahead.jobs() if job.options.kv_dtype == "q8_0"]
+    assert over_q8_0 == [*shapes.TINY, *steps.REAL]
+    found: dict[Any, Any] = {}
+    for job in ahead.jobs():
+        if job.model == shapes.TINY[1]:
+            ahead.launches_of(job, found)
+    read = {args[1].dtype for kernel, args, *_ in found.values() if kernel.__name__ == "_decode_split"}
+    assert read == {torch.bfloat16, torch.uint8}
 
 
 def test_not_a_number_is_wrong(script: Any) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS
 from isthmus.formats.kv_cache import row_bytes
-from isthmus.gpu.dtypes import rounded_for, to_bf16, to_bf16_once
+from isthmus.gpu.dtypes import rounded_for, scaled_bytes, to_bf16
 from isthmus.gpu.launch import blocks, check, check_contiguous, launch, power_of_two
 
 _ROWS = 16  # of a program of read_rows: 16 K values at a latent's 576 columns
@@ -109,12 +109,12 @@ def load_rows(
         column = group[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
         mask = is_row[:, None, None] & (column < COLUMNS)[None, :, :]
         at = plane + offset[:, None, None] * WIDTH + FIRST + column[None, :, :]
-        codes = tl.load(at, mask=mask, other=0).to(tl.int8, bitcast=True)
+        codes = tl.load(at, mask=mask, other=0)
         at = _scales(plane, WIDTH, BLOCK_TOKENS) + (FIRST // 32 + group)[None, :] * BLOCK_TOKENS
         mask = is_row[:, None] & (group * SIDE < COLUMNS)[None, :]
         scale = tl.load(at + offset[:, None], mask=mask, other=0.0)
-        value = to_bf16_once(codes.to(tl.float32) * scale.to(tl.float32)[:, :, None])
-        return tl.reshape(value, [offset.shape[0], BLOCK])
+        scale = tl.broadcast_to(scale.to(tl.float32)[:, :, None], codes.shape)
+        return tl.reshape(scaled_bytes(codes, scale), [offset.shape[0], BLOCK])
 
 
 @triton.jit

@@ -27,6 +27,11 @@ MAX_SPLITS = 64
 
 _FLOATS = (torch.bfloat16, torch.float32)
 _PROGRAMS = 256  # of a long row: two for each of some 100 processors
+# Keys of a step, by whether they are unpacked (q8_0) and whether they are MLA's. Unpacked ones are in shared
+# memory twice: codes on their way, and values. By the compiler's report a program of MLA takes 46,080 bytes
+# and 168 registers a thread (with twice the keys 73,728 and 190 to 255), one of GQA 28,672 and 127 (53,248
+# and 168). So two and three programs are on a processor of 100 KB at a time, not one.
+_KEYS = {(False, False): 64, (False, True): 32, (True, False): 32, (True, True): 16}
 _LEAST_BLOCKS = 4  # of a split: 256 keys. A state of MLA's 16 heads is 32 KB, as much as 28 keys
 
 
@@ -137,7 +142,7 @@ def _decode(
         SPLITS=splits,
         LEAST=_LEAST_BLOCKS,
         BLOCK_TOKENS=BLOCK_TOKENS,
-        STEP=32 if values is None else 64,
+        STEP=_KEYS[keys.dtype == torch.uint8, values is None],
         warps=4,
     )
     launch(
@@ -204,6 +209,7 @@ def _decode_split(
     q_rope = q_main
     if ROPE > 0:
         q_rope = load_bf16(q_at + DIM + e[None, :], there & (e < ROPE)[None, :])
+    UNPACKED: tl.constexpr = keys.dtype.element_ty == tl.uint8
     m = tl.full([HEAD_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([HEAD_BLOCK], tl.float32)
     o = tl.zeros([HEAD_BLOCK, DIM_BLOCK], tl.float32)
@@ -221,7 +227,9 @@ def _decode_split(
             at = plane_at(values, plane, WIDTH, BLOCK_TOKENS)
             v = load_rows(at, offset, is_key, WIDTH, 0, DIM, DIM_BLOCK, BLOCK_TOKENS)
         seen = is_key[None, :]
-        m, total, o = attend(q_main, q_rope, k, k_rope, v, seen, scale, m, total, o, ROPE > 0)
+        m, total, o = attend(
+            q_main, q_rope, k, k_rope, v, seen, scale, m, total, o, ROPE > 0, KEYS_FIRST=UNPACKED
+        )
     place = (row * (KV_HEADS * GROUP) + head) * SPLITS + split
     tl.store(states + place * 2, m, mask=member < GROUP)
     tl.store(states + place * 2 + 1, total, mask=member < GROUP)

@@ -13,6 +13,7 @@ published, `weight_scale_inv`), a row, or the whole matrix. Two products:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from isthmus.gpu.plain import product_f32
+
+log = logging.getLogger(__name__)
 
 BLOCK = 128
 FP8 = torch.float8_e4m3fn
@@ -95,7 +98,7 @@ def scaled(x: Tensor, weight: Fp8Matrix) -> Tensor:
     (n, k), rows = weight.shape, len(x)
     whole = torch.nn.functional.pad(x, (0, 0, 0, -rows % _ROWS))
     codes, of_x = rounded(whole, BLOCK if weight.has_blocks else k)
-    if weight.has_blocks:  # cuBLAS wants x's scales with rows side by side
+    if weight.has_blocks:  # cuBLAS wants x's scales with rows side by side, W's as they are
         of_x, of_w = of_x.T.contiguous().T, weight.scales.T
     else:
         of_w = weight.scales.expand(n, 1).T.contiguous()
@@ -129,12 +132,26 @@ def rounded(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def _takes(device: torch.device, has_blocks: bool) -> bool:
-    """Tried on a matrix of ones: versions of torch and cards differ in which scales they know."""
+    """Tried on a matrix of ones: versions of torch and cards differ in which scales they know. What is not
+    taken is said, once."""
     size = 4 * BLOCK
     ones = torch.ones(size, size, device=device).to(FP8)
     scales = torch.ones(4, 4, device=device) if has_blocks else torch.ones(1, 1, device=device)
     try:
         product = scaled(torch.ones(16, size, device=device), Fp8Matrix(ones, scales))
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    return bool((product == size).all())
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        why = str(error).strip().partition("\n")[0]
+    else:
+        if bool((product == size).all()):
+            return True
+        why = f"a sum of {size} ones is {float(product.flatten()[0]):g}"
+    what = "blocks of 128 x 128" if has_blocks else "rows"
+    log.warning(
+        "FP8 weights with scales of %s become bf16 in pieces on %s for each product: torch._scaled_mm of "
+        "torch %s does not take them there (%s)",
+        what,
+        device,
+        torch.__version__,
+        why,
+    )
+    return False

@@ -227,7 +227,9 @@ def _prefill(
                 seen = seen & (key < to_key)[None, :]
             if WINDOW > 0:
                 seen = seen & (key[None, :] > position[:, None] - WINDOW)
-            m, total, o = attend(q_main, q_rope, k, k_rope, v, seen, scale, m, total, o, ROPE > 0)
+            m, total, o = attend(
+                q_main, q_rope, k, k_rope, v, seen, scale, m, total, o, ROPE > 0, KEYS_FIRST=False
+            )
 
         mask = there[:, None] & (f < VALUE)[None, :]
         if CARRY_OUT:

@@ -16,16 +16,27 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def attend(q, q_rope, k, k_rope, v, seen, scale, m, total, o, HAS_ROPE: tl.constexpr):
+def attend(
+    q, q_rope, k, k_rope, v, seen, scale, m, total, o, HAS_ROPE: tl.constexpr, KEYS_FIRST: tl.constexpr
+):  # fmt: skip
     """The new (m, total, o).
 
     q [M, D], q_rope [M, R]; k [N, D], k_rope [N, R], v [N, V], all bf16; seen [M, N]: which keys a query
     sees; scale: of q k, times log2 e. A query that has seen nothing keeps m = -inf, total = 0, o = 0. Keys
     that are not seen must be finite.
+
+    KEYS_FIRST: scores as k q. For keys that were unpacked: a barrier stands before they are read from shared
+    memory, and q, if it is the first operand, is read before that and takes 128 registers across it.
     """
-    scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
-    if HAS_ROPE:
-        scores = dot(q_rope, tl.trans(k_rope), scores)
+    if KEYS_FIRST:
+        scores = dot(k, tl.trans(q), tl.zeros([k.shape[0], q.shape[0]], tl.float32))
+        if HAS_ROPE:
+            scores = dot(k_rope, tl.trans(q_rope), scores)
+        scores = tl.trans(scores)
+    else:
+        scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
+        if HAS_ROPE:
+            scores = dot(q_rope, tl.trans(k_rope), scores)
     scores = tl.where(seen, scores * scale, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, axis=1))
     base = tl.where(highest == float("-inf"), 0.0, highest)
