@@ -7,6 +7,8 @@ A name is `demo`, the path of a .gguf file (any shard of a split model), a folde
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 _LISTED = 6  # files that an error lists
+_TAKEN = "give the path of a .gguf file, owner/repo:QUANT of the Hugging Face Hub, or 'demo'"
+
+
+_OF_OLLAMA = re.compile(r"[a-z][\w.-]*:[\w.-]+")  # llama3:8b
 
 
 def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -40,14 +46,14 @@ def resolve_model(name: str, *, progress: Callable[[int, int], None] | None = No
         DummySpec.parse(name)  # what is wrong with it is said now
         return Path(name)
     if not name or "\x00" in name:
-        raise UsageError(f"a model must be 'demo' or the path of a .gguf file, got {name!r}")
+        raise UsageError(f"a model cannot be called {name!r}; {_TAKEN}")
     path = Path(name).expanduser()
     try:
         exists = path.exists()
+    except PermissionError:
+        raise ModelFileError(f"{path}: cannot be opened: Permission denied") from None
     except OSError as error:  # longer than a name may be
-        raise UsageError(
-            f"a model must be 'demo' or the path of a .gguf file, got {name[:40]!r}...: {error.strerror}"
-        ) from None
+        raise UsageError(f"a model cannot be called {name[:40]!r}...: {error.strerror}; {_TAKEN}") from None
     if path.is_dir():
         return _only_model(path)
     if exists:
@@ -117,6 +123,8 @@ def open_headers(name: str, quant: str | None = None) -> WeightSource:
 
 def _only_model(folder: Path) -> Path:
     """The single model of a folder: one .gguf or one split set. Image encoders (mmproj-*) do not count."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ModelFileError(f"{folder}: the folder cannot be read: Permission denied")
     files = sorted(p for p in folder.glob("*.gguf") if p.is_file() and not p.name.startswith("mmproj"))
     models: dict[str, Path] = {}
     for file in files:
@@ -143,18 +151,31 @@ def _not_downloaded(repo: RepoName, path: Path) -> str:
 
 
 def _not_found(name: str, path: Path) -> str:
+    from isthmus.weights.shapes import SHAPES
+
+    if name in SHAPES:
+        return (
+            f"{name} is a shape without weights: isthmus plan {name} says what it takes, "
+            f"{DUMMY}{name}?layers=2 runs a part of it with random ones; for its own give the path of a "
+            ".gguf file, or owner/repo:QUANT of the Hugging Face Hub"
+        )
     if "://" in name:
-        return f"no model at {name!r}: downloads are not supported; fetch the .gguf file and give its path"
+        return (
+            f"no model at {name!r}: only repositories of the Hugging Face Hub are downloaded; fetch the "
+            ".gguf file and give its path, or give owner/repo:QUANT"
+        )
     folder = path.parent
     if not folder.is_dir():
         text = f"no model called {name!r}: the folder {str(folder)!r} does not exist"
-        return f"{text}; give the path of a .gguf file, or 'demo'"
+        return f"{text}; {_TAKEN}"
     here = sorted(p.name for p in folder.iterdir() if p.suffix == ".gguf" or p.is_dir())
     near = difflib.get_close_matches(path.name, [*here, DEMO], n=3, cutoff=0.6)
     if near:
         found = (n if n == DEMO and n not in here else str(folder / n) for n in near)
         return f"no model called {name!r}; did you mean {_list(found)}?"
-    return f"no model called {name!r}; give the path of a .gguf file, or 'demo'"
+    if _OF_OLLAMA.fullmatch(name):
+        return f"no model called {name!r}: Ollama's library is not read here; {_TAKEN}"
+    return f"no model called {name!r}; {_TAKEN}"
 
 
 def _list(names: Iterable[str]) -> str:

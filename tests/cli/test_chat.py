@@ -68,6 +68,9 @@ def test_commands(chat: Terminal) -> None:
         ("/system", "(no system message)"),
         ("/system Be brief.", "a new conversation begins"),
         ("/fly", "error: unknown command /fly"),
+        ("/usr/bin is a folder", "a message may begin with a blank"),
+        (" /usr/bin is a folder", "xyz"),
+        ("/?", "Ctrl-C stops an answer"),
         ("", ">>> "),
     ]:
         chat.type(typed + "\n")
@@ -83,6 +86,13 @@ def test_a_message_of_several_lines(chat: Terminal) -> None:
     chat.expect("BCD")
     chat.type(CTRL_C)
     chat.expect(">>> ")
+    chat.type('"""/usr/bin\n')
+    chat.expect("... ")
+    chat.type('is no command"""\n')
+    chat.expect("xyz")
+    chat.expect(">>> ")
+    chat.type("/exit\n")
+    assert chat.wait() == 0
 
 
 def test_a_conversation_that_outgrows_the_context_is_an_error_and_no_end(chat: Terminal) -> None:

@@ -1,5 +1,9 @@
 """Everything a command line can get wrong: one clear line, the right exit code, no traceback."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -8,8 +12,9 @@ import pytest
 
 from alphabet import byte_characters, write_alphabet_model
 from cli.conftest import Here
-from cli.terminal import isthmus
+from cli.terminal import COMMAND, environment, isthmus
 from isthmus.placement.nvidia import detect_gpus
+from isthmus.weights.downloads import Downloads
 
 
 def error_line(done) -> str:  # type: ignore[no-untyped-def]
@@ -49,9 +54,12 @@ def error_line(done) -> str:  # type: ignore[no-untyped-def]
         (["run", "MODEL", "hi", "--raw", "--system", "x"], "--raw uses no chat template"),
         (["run", "MODEL", "hi", "--no-such-option"], "--no-such-option"),
         (["run"], "MODEL"),
+        (["run", "MODEL", "-", "-"], "standard input can be read once"),
+        (["serve"], "Missing argument 'MODEL'; isthmus serve --help shows what there is"),
+        (["srve"], "Did you mean 'serve'?"),
         (["bench", "MODEL", "-p", "0"], "-p must be a whole number from 1"),
         (["bench", "MODEL", "-n", "x"], "-n"),
-        (["fly"], "fly"),
+        (["fly"], "No such command 'fly'; isthmus --help shows what there is"),
         (["run", "MODEL", "hi", "--ctx", "100000"], "100000 tokens is asked for; this model's limit is 4096"),
     ],
 )
@@ -154,4 +162,90 @@ def test_a_gpu_that_is_not_there_is_said_with_the_reason(
 ) -> None:
     done = isthmus(*[str(alphabet_model) if word == "MODEL" else word for word in arguments], **environment)
     assert "needs a GPU, and there is none: " in error_line(done)
+    assert done.returncode == 1
+
+
+def test_a_full_disk_and_a_folder_that_may_not_be_read_are_not_our_faults(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, said in [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device; --debug"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/hub"), "error: /x/hub: Permission denied; "),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), "the Python package torch is missing"),
+        (ValueError("odd"), "error: ValueError: odd (a fault of Isthmus); --debug shows where"),
+    ]:
+        monkeypatch.setattr(Downloads, "repos", _raising(error))
+        done = here("list")
+        assert said in error_line(done)
+        assert done.returncode == 1
+
+
+def _raising(error: Exception):  # type: ignore[no-untyped-def]
+    def repos(self: Downloads) -> list[str]:
+        raise error
+
+    return repos
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="Linux's device that is always full")
+def test_an_answer_that_cannot_be_written_is_said_once(alphabet_model: Path) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.stderr.splitlines() == ["error: No space left on device; --debug shows where"]
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_standard_file_is_the_null_device(alphabet_model: Path, closed: int) -> None:
+    done = subprocess.run(
+        [*COMMAND, "inspect", str(alphabet_model)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.close(closed),
+        check=True,
+    )
+    assert ("architecture llama" in done.stdout) == (closed != 1)
+    assert done.stderr == ""
+
+
+def test_letters_that_the_terminal_has_not_are_written_as_escapes(alphabet_model: Path) -> None:
+    command = [*COMMAND, "inspect", str(alphabet_model)]
+    changed = environment(PYTHONIOENCODING="ascii")
+    done = subprocess.run(command, capture_output=True, text=True, env=changed, check=True)
+    assert "\\u0120t" in done.stdout or "\\u0100" in done.stdout
+
+
+def test_a_header_without_tensors_is_no_model(tmp_path: Path) -> None:
+    w = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    w.add_token_list([*byte_characters(), "Ġt"])
+    w.add_token_types([gguf.TokenType.NORMAL] * 257)
+    w.add_token_merges(["Ġ t"])
+    w.add_eos_token_id(0)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    done = isthmus("run", tmp_path / "vocab.gguf", "hi")
+    assert "vocab.gguf: has no tensor, perhaps a vocabulary alone" in error_line(done)
+
+
+def test_an_extension_that_cannot_be_loaded_says_what_to_do() -> None:
+    program = (
+        "import sys; sys.modules['isthmus.native._native'] = None\n"
+        "sys.argv = ['isthmus', 'plan', 'deepseek-v3']\n"
+        "from isthmus.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    line = error_line(done)
+    assert "the native extension cannot be loaded (" in line
+    assert "_native" in line
+    assert f"this is Python {sys.version_info.major}.{sys.version_info.minor}; install Isthmus again" in line
     assert done.returncode == 1

@@ -44,6 +44,29 @@ def test_the_prompt_may_come_from_a_pipe(alphabet_model: Path, here: Here, promp
 
 
 @pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["up", "to", "q"], "rstuvwxyz\n"),
+        (["first", "-"], "vwxyz\n"),
+        (["-", "then", "w"], "xyz\n"),
+        (["first", "-", "then", "w"], "xyz\n"),
+    ],
+)
+def test_a_prompt_of_several_words_has_standard_input_where_the_dash_is(
+    alphabet_model: Path, here: Here, words: list[str], answer: str
+) -> None:
+    done = here("run", alphabet_model, *words, "--raw", "--temperature", "0", stdin="from u")
+    assert (done.returncode, done.stdout) == (0, answer)
+
+
+def test_standard_input_that_is_not_read_is_said(alphabet_model: Path) -> None:
+    done = isthmus("run", alphabet_model, "hello", "--temperature", "0", stdin="a text")
+    assert done.stdout == "xyz\n"
+    assert "standard input is not read: write - where its text belongs" in done.stderr
+    assert "standard input" not in isthmus("run", alphabet_model, "hello", "--max-tokens", "1").stderr
+
+
+@pytest.mark.parametrize(
     ("options", "answer"),
     [
         (["--max-tokens", "4"], "BCDE\n"),

@@ -105,6 +105,17 @@ def test_quantisations_are_recognised_in_names(path: str, quant: str) -> None:
         ("./owner/repo", None),
         ("dummy:deepseek-v3", None),
         ("owner/repo:", None),
+        ("hf.co/owner/repo:Q4_K_M", RepoName("owner/repo", "Q4_K_M")),
+        ("huggingface.co/owner/repo", RepoName("owner/repo")),
+        ("https://huggingface.co/owner/repo/tree/main", RepoName("owner/repo")),
+        ("https://huggingface.co/owner/repo/", RepoName("owner/repo")),
+        (
+            "https://huggingface.co/owner/repo/resolve/main/Q4/m-00001-of-00002.gguf?download=true",
+            RepoName("owner/repo", "Q4/m-00001-of-00002.gguf"),
+        ),
+        ("https://huggingface.co/owner/repo/blob/main/m.gguf", RepoName("owner/repo", "m.gguf")),
+        ("https://huggingface.co/owner", None),
+        ("https://example.com/owner/repo", None),
     ],
 )
 def test_what_looks_like_a_repository(name: str, parsed: RepoName | None) -> None:

@@ -10,8 +10,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from gguf_builder import ARCHITECTURE, F32, build, tensor, text
 
-from isthmus.errors import MalformedFileError
+from isthmus.errors import MalformedFileError, UnsupportedError
+from isthmus.weights.inspection import inspect_file
 from isthmus.weights.source import open_weights
 
 POINTER = (
@@ -38,6 +40,7 @@ def safetensors() -> bytes:
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "a web page"),
         (b'{"error":"Invalid username or password."}', 'JSON text, .*"Invalid username or password."'),
         (b"Entry not found", "text, 'Entry not found'"),
+        (b"# A page\nwith lines\n", r"text, '# A page\\nwith lines\\n'"),
         (safetensors(), "a safetensors file; take the model in GGUF format"),
         (gzip.compress(b"GGUF"), "gzip data; decompress it first"),
         (b"\x80\x02}q\x00.", "a Python pickle .*, which is never opened"),
@@ -67,3 +70,24 @@ def test_a_checkpoint_in_a_zip_archive_is_never_opened(tmp_path: Path) -> None:
         archive.writestr("archive/data.pkl", b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(MalformedFileError, match=re.escape("a zip archive, perhaps a PyTorch checkpoint")):
         open_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "name", "said"),
+    [
+        ("adapter", "llama", "blk.0.attn_q.weight.lora_a", "a LoRA adapter"),
+        ("mmproj", "clip", "v.blk.0.ln1.weight", "the image or sound encoder"),
+        ("model", "clip", "v.blk.0.ln1.weight", "the image or sound encoder"),
+        ("imatrix", "", "output.weight.in_sum2", "an importance matrix"),
+        ("", "controlvector", "direction.1", "a control vector"),
+    ],
+)
+def test_what_lies_beside_models_is_told_by_name(
+    tmp_path: Path, kind: str, architecture: str, name: str, said: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    pairs = [text(k, v) for k, v in (("general.type", kind), (ARCHITECTURE, architecture)) if v]
+    path.write_bytes(build(pairs, [tensor(name, [4], F32, 0)], bytes(range(16))))
+    with pytest.raises(UnsupportedError, match=f"m.gguf: is {said}"):
+        open_weights(path)
+    assert f"this is {said}" in " ".join(inspect_file(path).problems)

@@ -76,12 +76,15 @@ def test_a_near_miss_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "a model must be 'demo' or the path of a .gguf file, got ''"),
-        ("a\x00b", "got 'a\\x00b'"),
-        ("nothing-like-it", "no model called 'nothing-like-it'; give the path of a .gguf file, or 'demo'"),
+        ("", "a model cannot be called ''; give the path of a .gguf file, owner/repo:QUANT"),
+        ("a\x00b", "cannot be called 'a\\x00b'"),
+        ("nothing-like-it", "no model called 'nothing-like-it'; give the path of a .gguf file"),
         ("no/such/folder.gguf", "the folder 'no/such' does not exist"),
-        ("https://example.com/m.gguf", "downloads are not supported; fetch the .gguf file"),
-        ("x" * 5000, "a model must be 'demo' or the path of a .gguf file"),
+        ("https://example.com/m.gguf", "only repositories of the Hugging Face Hub are downloaded"),
+        ("x" * 5000, "a model cannot be called 'xxxx"),
+        ("llama3:8b", "Ollama's library is not read here; give the path of a .gguf file, owner/repo:QUANT"),
+        ("qwen3-30b-a3b", "isthmus plan qwen3-30b-a3b says what it takes, dummy:qwen3-30b-a3b?layers=2 runs"),
+        ("hf.co/owner/repo:Q4_K_M", "isthmus pull owner/repo:Q4_K_M does that"),
     ],
 )
 def test_a_name_that_cannot_be_meant(

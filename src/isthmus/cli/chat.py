@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +24,9 @@ HELP = """\
 /system [TEXT]       set the system message and forget the conversation; without TEXT show it
 /set [NAME VALUE]    set a sampling parameter, e.g. /set temperature 0.2; without them show all
 /stats               speed of the last answer and how full the context is
-/bye                 leave (so does Ctrl-D); Ctrl-C stops an answer
-\"\"\"                  begins and ends a message of several lines"""
+/bye                 leave (so do /exit, /quit and Ctrl-D); Ctrl-C stops an answer
+\"\"\"                  begins and ends a message of several lines, which may begin with a slash"""
+_LEAVE = ("/bye", "/exit", "/quit")
 
 # Parameters that /set takes, and how their text is read. "none" stands for None where that is a value.
 SETTABLE: dict[str, type] = {
@@ -72,25 +74,26 @@ class Chat:
 
     def run(self) -> None:
         """Until /bye or the end of input."""
-        import readline  # noqa: F401  (gives input() its line editing and history)
+        with suppress(ImportError):  # gives input() its line editing and history; not every Python has it
+            import readline  # noqa: F401
 
         print("/help shows the commands, Ctrl-D leaves")
         while True:
             try:
-                line = self._read()
+                text, is_command = self._read()
             except EOFError:
                 print()
                 return
             except KeyboardInterrupt:
                 print("\n(Ctrl-D or /bye leaves)")
                 continue
-            if line.strip() == "/bye":
+            if is_command and text in _LEAVE:
                 return
             try:
-                if line.startswith("/"):
-                    print(self.command(line.strip()))
-                elif line.strip():
-                    self.answer(line)
+                if is_command:
+                    print(self.command(text))
+                elif text.strip():
+                    self.answer(text)
             except IsthmusError as error:
                 print(f"error: {error}", file=sys.stderr)
 
@@ -98,7 +101,7 @@ class Chat:
         """Does what a line with a slash says, and returns what to show."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
-        if name == "/help":
+        if name in ("/help", "/?"):
             return HELP
         if name == "/clear":
             self.messages.clear()
@@ -112,7 +115,9 @@ class Chat:
             return self._set(rest)
         if name == "/stats":
             return self._stats()
-        raise UsageError(f"unknown command {name}; /help shows the commands")
+        raise UsageError(
+            f"unknown command {name}; /help shows the commands, and a message may begin with a blank"
+        )
 
     def answer(self, text: str) -> None:
         """Writes an answer and adds both to the conversation. Ctrl-C ends the answer where it is."""
@@ -135,14 +140,15 @@ class Chat:
             if completion.error:
                 print(f"error: the answer ended early: {completion.error}", file=sys.stderr)
 
-    def _read(self) -> str:
+    def _read(self) -> tuple[str, bool]:
+        """A message, or a command: a line that begins with a slash."""
         line = input(">>> ")
         if not line.startswith('"""'):
-            return line
+            return (line.strip(), True) if line.startswith("/") else (line, False)
         lines = [line[3:]]
         while not lines[-1].endswith('"""'):
             lines.append(input("... "))
-        return "\n".join(lines)[:-3]
+        return "\n".join(lines)[:-3], False
 
     def _set(self, rest: str) -> str:
         words = rest.split()

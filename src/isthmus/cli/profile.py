@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,9 @@ from isthmus.cli import options
 @options.with_run_options(("threads", "isa", "chunk_tokens", "packed_cache"))
 def profile(
     model: options.Model,
-    text: Annotated[Path, typer.Argument(help="A text like those the model will be used on, UTF-8.")],
+    text: Annotated[
+        Path, typer.Argument(metavar="TEXT", help="A text like those the model will be used on, UTF-8.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="File to write. Default: standard output.", show_default=False),
@@ -36,6 +39,8 @@ def profile(
         raise UsageError(f"{text}: the text cannot be read: {error}") from None
     if not words.strip():
         raise UsageError(f"{text}: the text is empty, nothing can be counted")
+    if output is not None and not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise UsageError(f"--output: {output} cannot be written")
     checked = RunOptions.from_kwargs(**run_options, strategy="cpu").with_environment()
     with bar(Path(model).name) as progress:
         from contextlib import closing

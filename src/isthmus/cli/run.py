@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import stat
 import sys
+import termios
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -19,7 +23,10 @@ if TYPE_CHECKING:
     from isthmus.engine.llm import LLM
 
 
-_NEITHER = "give MODEL (a .gguf file, demo or dummy:SHAPE), or --url of a running server"
+_NEITHER = (
+    "give MODEL (a .gguf file, owner/repo:QUANT, demo or dummy:SHAPE), or --url of a running server; "
+    "isthmus run --help shows more"
+)
 
 
 class Answers(Protocol):
@@ -42,11 +49,17 @@ def run(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="A .gguf file (any shard of a split one), demo, or dummy:SHAPE."
+            metavar="MODEL",
+            help="A .gguf file (any shard of a split one), owner/repo:QUANT, demo, or dummy:SHAPE.",
         ),
     ] = None,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The question; - or a pipe: from standard input; none: a chat.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The question, in one or more words; - stands for standard input, as a pipe alone does; "
+            "none: a chat.",
+        ),
     ] = None,
     url: options.Url = None,
     api_key: options.ApiKey = None,
@@ -66,10 +79,11 @@ def run(
     options.configure_logging(debug)
     if url is None and model is None:
         raise UsageError(_NEITHER)
-    if url is not None and prompt is None:
-        model, prompt = None, model  # a name may be left out, a question is what one asks for
+    words = words or []
+    if url is not None and model is not None and not words:
+        words, model = [model], None  # a name may be left out, a question is what one asks for
     system = options.utf8(system, "--system") if system is not None else None
-    question = _question(prompt)
+    question = _question(words)
     if raw and question is None:
         raise UsageError("--raw continues a text; give PROMPT, or - to read it from standard input")
     if raw and system is not None:
@@ -137,20 +151,51 @@ def closing_line(timings: Timings) -> str:
     )
 
 
-def _question(prompt: str | None) -> str | None:
-    """The prompt's text; None for a chat. Raises UsageError for an empty one."""
-    if prompt is None and sys.stdin.isatty():
+def _question(words: list[str]) -> str | None:
+    """The prompt's text; None for a chat. Raises UsageError for an empty one.
+
+    Words are joined by blanks, as they were typed; where one is -, standard input stands on lines of its own.
+    """
+    if not words and sys.stdin.isatty():
         return None
-    if prompt is None or prompt == "-":
-        try:
-            text, origin = sys.stdin.buffer.read().decode(), "standard input"
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not valid UTF-8 (at byte {error.start})") from None
+    if words in ([], ["-"]):
+        text, origin = _standard_input(), "standard input"
     else:
-        text, origin = options.utf8(prompt, "PROMPT"), "PROMPT"
+        if words.count("-") > 1:
+            raise UsageError("standard input can be read once; give one - among the words of PROMPT")
+        before, dash, after = _around_dash([options.utf8(word, "PROMPT") for word in words])
+        parts = [before, _standard_input() if dash else "", after]
+        text, origin = "\n".join(part for part in parts if part), "PROMPT"
+        if not dash and _input_waits():
+            print("standard input is not read: write - where its text belongs in PROMPT", file=sys.stderr)
     if not text.strip():
         raise UsageError(f"the prompt from {origin} is empty")
     return text
+
+
+def _around_dash(words: list[str]) -> tuple[str, bool, str]:
+    at = words.index("-") if "-" in words else len(words)
+    return " ".join(words[:at]), at < len(words), " ".join(words[at + 1 :])
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not valid UTF-8 (at byte {error.start})") from None
+
+
+def _input_waits() -> bool:
+    """Whether a pipe or a file with something in it is standard input. Looks, and never waits."""
+    try:
+        descriptor = sys.stdin.fileno()
+        status = os.fstat(descriptor)
+        if stat.S_ISFIFO(status.st_mode):
+            waiting = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+            return bool(int.from_bytes(waiting, sys.byteorder))
+        return stat.S_ISREG(status.st_mode) and status.st_size > os.lseek(descriptor, 0, os.SEEK_CUR)
+    except (OSError, ValueError):
+        return False
 
 
 def _load(model: str, run_options: dict[str, Any]) -> LLM:

@@ -52,7 +52,7 @@ def serve(
     run_options: dict[str, Any],
     debug: options.Debug = False,
 ) -> None:
-    """Serve MODEL over HTTP with OpenAI's protocol."""
+    """Serve MODEL over HTTP, in the protocols of OpenAI, Anthropic and Ollama."""
     import asyncio
     from contextlib import ExitStack, closing
 

@@ -29,7 +29,7 @@ from isthmus.engine.packed_cache import Progress, counted, open_cache
 from isthmus.engine.request import EngineStats, ModelInfo
 from isthmus.engine.runner import LaterLogits
 from isthmus.engine.scheduler import Scheduler, StepPlan
-from isthmus.errors import UsageError
+from isthmus.errors import UnsupportedError, UsageError
 from isthmus.models.table import model_class
 from isthmus.modules.split import ExpertUse, sum_of
 from isthmus.native.handoff import Counters, Event
@@ -68,6 +68,8 @@ class Engine(StepLoop):
             identity = source.identity() if options.kv_disk is not None else []
             architecture = str(source.metadata.get("general.architecture"))
             model_class(architecture)  # what cannot be run is said before what does not fit
+            if not source.tensors:
+                raise UnsupportedError(f"{source.path}: has no tensor, perhaps a vocabulary alone")
             grammars = partial(_grammars, source.metadata)
             machine = Machine.detect()
             _use_isa(options.isa)

@@ -30,6 +30,7 @@ from isthmus.engine.packed_cache import Progress
 from isthmus.engine.request import ModelInfo, Request, SamplingParams
 from isthmus.engine.turns import Turns
 from isthmus.errors import UsageError
+from isthmus.models.table import check_architecture
 from isthmus.resolve import resolve_model
 from isthmus.tokenizer import ChatTemplate, Tokenizer
 from isthmus.weights.source import open_weights
@@ -57,6 +58,7 @@ class LLM:
         path = resolve_model(str(model), progress=progress)
         # Tokenizer and template first: what is wrong with them is said before gigabytes are read.
         with closing(open_weights(path)) as source:
+            check_architecture(source.metadata.get("general.architecture"))
             tokenizer = Tokenizer.from_gguf(source.metadata)
             template = ChatTemplate.for_tokenizer(tokenizer) if tokenizer.chat_template else None
             engine = Engine(path, run_options, progress, source)

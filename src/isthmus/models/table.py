@@ -22,11 +22,16 @@ MODELS = {
 }
 
 
-def model_class(architecture: str) -> Any:
-    """The class: called with (build, metadata) it makes a models.base.Model."""
+def check_architecture(architecture: object) -> None:
+    """UnsupportedError unless there is a class for it, which is not imported."""
     if architecture not in MODELS:
         raise UnsupportedError(
             f"architecture {architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
         )
+
+
+def model_class(architecture: str) -> Any:
+    """The class: called with (build, metadata) it makes a models.base.Model."""
+    check_architecture(architecture)
     module, name = MODELS[architecture].split(":")
     return getattr(importlib.import_module(module), name)

@@ -5,6 +5,22 @@
 Arrays cross as addresses and counts; nothing here knows torch.
 """
 
+import importlib
+import sys
+from pathlib import Path
+
+from isthmus.errors import IsthmusError
+
+try:
+    importlib.import_module(f"{__name__}._native")
+except ImportError as error:
+    _folder = Path(__file__).parent
+    _built = ", ".join(sorted(path.name for path in _folder.glob("_native*.so"))) or "none"
+    raise IsthmusError(
+        f"the native extension cannot be loaded ({error}): {_folder} holds {_built}, and this is Python "
+        f"{sys.version_info.major}.{sys.version_info.minor}; install Isthmus again with it (pip install .)"
+    ) from error
+
 from isthmus.native.ops import (
     Act,
     Experts,

@@ -126,7 +126,8 @@ class HeaderCursor:
         """Refuse an array that cannot fit before anything of its size exists."""
         if count > self.left // width:
             raise self.malformed(
-                f"{what} claims {count} elements of at least {width} bytes, but only {self.left} bytes follow"
+                f"{what} claims {count} elements of at least {width} bytes, but only {self.left} bytes "
+                "follow; the download is incomplete or damaged"
             )
         self._elements += count
         if self._elements > MAX_ARRAY_ELEMENTS:

@@ -17,13 +17,14 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from isthmus.errors import MalformedFileError, ModelFileError
+from isthmus.errors import MalformedFileError, ModelFileError, UnsupportedError
 from isthmus.weights.gguf_header import GgufHeader, TensorInfo, ValueType, read_header
 from isthmus.weights.gguf_layout import check_layout, check_written
 from isthmus.weights.gguf_shards import check_set, shard_paths
 from isthmus.weights.identity import FileIdentity, identify
 from isthmus.weights.metadata import Metadata
 from isthmus.weights.mtp import in_layers, mtp_layers
+from isthmus.weights.recognise import what_else
 from isthmus.weights.source import COMPANIONS, RawTensor
 
 # Files above this share of memory are also dropped from the page cache once packed: their pages would compete
@@ -40,6 +41,9 @@ class GgufSource:
             paths = shard_paths(given.header)
             self._files = [given if p == path else _open_file(p, undo) for p in paths]
             check_set([file.header for file in self._files])
+            other = what_else(given.header.metadata)
+            if other is not None:
+                raise UnsupportedError(f"{path}: is {other}")
             for file in self._files:
                 file.map()
             undo.pop_all()

@@ -24,6 +24,10 @@ from isthmus.weights.gguf_shards import shard_name
 DEFAULT_QUANT = "Q4_K_M"
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w./-]{1,200}))?", re.ASCII)
+_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[^/:?#]+/[^/:?#]+)"
+    r"(?:/(?:blob|resolve)/[^/?#]+/(?P<file>[^?#]+)|/tree/[^/?#]+|(?P<quant>:[^?#]+))?/?(?:[?#].*)?"
+)
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q[1-8]_[0-9A-Z]+(?:_[0-9A-Z]+)*|TQ[12]_0|BF16|F16|F32|MXFP4(?:_MOE)?|NVFP4)"
     r"(?![A-Za-z0-9])",
@@ -41,7 +45,14 @@ class RepoName:
 
     @classmethod
     def parse(cls, name: str) -> RepoName | None:
-        """None for what cannot be a repository: more or less than one slash, a path's beginning, .gguf."""
+        """None for what cannot be a repository: more or less than one slash, a path's beginning, .gguf.
+
+        Also addresses as browsers and other engines have them: hf.co/owner/repo:QUANT, the page of a
+        repository or of one of its files.
+        """
+        address = _ADDRESS.fullmatch(name)
+        if address is not None:
+            name = address["repo"] + (f":{address['file']}" if address["file"] else address["quant"] or "")
         match = _NAME.fullmatch(name)
         if match is None or (match[2] is None and name.endswith(".gguf")):
             return None

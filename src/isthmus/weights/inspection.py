@@ -20,6 +20,7 @@ from isthmus.weights.gguf_layout import check_layout
 from isthmus.weights.gguf_shards import check_set, shard_paths
 from isthmus.weights.metadata import Metadata
 from isthmus.weights.mtp import in_layers, mtp_layers
+from isthmus.weights.recognise import what_else
 
 _EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down|gate_up)(?:_exps\.weight|\.\d+\.weight)")
 
@@ -108,6 +109,9 @@ def inspect_file(path: Path) -> Inspection:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         problems.append("general.architecture is missing or no text: not a model, perhaps an adapter")
+    other = what_else(metadata)
+    problems += [] if tensors else ["there is no tensor, perhaps a vocabulary alone"]
+    problems += [] if other is None else [f"this is {other}"]
     mtp, problem = _mtp(tensors, Metadata(metadata, path))
     problems += problem
     return Inspection(

@@ -1,12 +1,15 @@
-"""Says what a file is that should have been a GGUF file and is not.
+"""Says what a file is that should have been a model and is not.
 
 Most failed loads are not damaged models but other files under the model's name: a pointer that Git LFS left,
-a login page, another model format. Looks at the first bytes only and never opens an archive or a pickle.
+a login page, another model format; or GGUF files that hold something beside a model. Looks at the first bytes
+only, of GGUF files at the header, and never opens an archive or a pickle.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 PREFIX_BYTES = 512
 
@@ -27,6 +30,25 @@ _MAGICS: tuple[tuple[bytes, str], ...] = (
     (b"tjgg", "a GGML file from before GGUF (2023); download a GGUF of the model"),
     (b"algg", "a GGML adapter from before GGUF (2023); it cannot be run"),
 )
+
+# What a GGUF file holds that is no model, by general.type.
+_BESIDE_A_MODEL = {
+    "adapter": "a LoRA adapter, which cannot be run here; take a model that it was merged into",
+    "mmproj": "the image or sound encoder beside a model, which is not run here; take the model's own file",
+    "imatrix": "an importance matrix, with which models are quantised; take the model itself",
+    "controlvector": "a control vector, which cannot be run here; take the model itself",
+}
+_KIND_BY_ARCHITECTURE = {"clip": "mmproj", "imatrix": "imatrix", "controlvector": "controlvector"}
+
+
+def what_else(metadata: Mapping[str, Any]) -> str | None:
+    """What a GGUF file says that it holds instead of a model; None for a model."""
+    kind = metadata.get("general.type")
+    architecture = metadata.get("general.architecture")
+    for name in (kind, _KIND_BY_ARCHITECTURE.get(architecture) if isinstance(architecture, str) else None):
+        if isinstance(name, str) and name in _BESIDE_A_MODEL:
+            return _BESIDE_A_MODEL[name]
+    return None
 
 
 def what_is(prefix: bytes, size: int) -> str:
@@ -49,7 +71,7 @@ def what_is(prefix: bytes, size: int) -> str:
         return f"JSON text, {_shown(prefix)}; the server sent an answer of its own instead of the model"
     if size < 4 and b"GGUF".startswith(prefix):
         return f"only {size} bytes long; the download is incomplete"
-    if prefix.isascii() and prefix.decode().isprintable():
+    if prefix.isascii() and not re.search(rb"[^\x20-\x7e\s]", prefix):
         return f"text, {_shown(prefix)}"
     return f"something else: it starts with the bytes {prefix[:8].hex(' ')}, a GGUF file with 'GGUF'"
 
