@@ -2,10 +2,15 @@
 
 python benches/handoff.py [THREADS ...]
 
-Inline computes in the caller's thread; Threaded wakes the coordinator, which computes, and sleeps until it is
-woken. Both copy the same rows in and out, so the difference is two hand-overs between threads. Steps of
-LAYERS layers alternate between the two and the operator called directly; figures are medians over the steps,
-per layer. In between the caller works for PAUSE_US, as in a layer's attention.
+Inline computes in the caller's thread; Threaded hands the rows to the coordinator and sleeps until it is
+woken, or computes itself what it waits for at once. Both copy the same rows in and out, so the difference is
+what waking costs. Steps of LAYERS layers alternate between the two and the operator called directly; figures
+are medians over the steps, per layer. Before each layer the caller works for PAUSE_US, as in its attention;
+"beside": between submit and wait too, where only a coordinator can compute meanwhile (Inline's time and
+Threaded's then contain that work; the difference is negative if it was worth it).
+
+wake_round_us (wake.py), just before each case: a process wakes another, on another cpu, and sleeps until it
+is woken by it, after as much work. No hand-over to a thread that sleeps and back costs less.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from common import packed, report, setting
 from isthmus import native
 from isthmus.native.handoff import Inline, Threaded
 from isthmus.native.ops import Experts
+from wake import wake_round_us, work
 
 LAYERS = 8
 STEPS = 60
@@ -30,12 +36,6 @@ SHAPES = [(2048, 64, 8, 1), (2048, 768, 32, 8)]
 ROWS = [1, 8]
 
 Layer = Callable[[int], None]
-
-
-def work(us: float) -> None:
-    end = time.perf_counter() + us / 1e6
-    while time.perf_counter() < end:
-        pass
 
 
 def step_us(layer: Layer) -> float:
@@ -71,12 +71,13 @@ class Case:
         addresses = (self.ids[layer].ctypes.data, self.weights.ctypes.data)
         self.experts[layer](self.x.ctypes.data, len(self.x), *addresses, self.k, 0, self.y.ctypes.data)
 
-    def through(self, name: str) -> Layer:
+    def through(self, name: str, beside_us: float = 0) -> Layer:
         handoff, slots = self.handoffs[name], self.slots[name]
 
         def layer(index: int) -> None:
             ids, weights = self.ids[index].ctypes.data, self.weights.ctypes.data
             handoff.submit(slots[index], len(self.x), self.x.ctypes.data, ids, weights)
+            work(beside_us)
             handoff.wait(slots[index], self.y.ctypes.data)
 
         return layer
@@ -84,14 +85,20 @@ class Case:
     def measure(self) -> dict[str, float]:
         ways: dict[str, Layer] = {"direct": self.direct}
         ways |= {name: self.through(name) for name in self.handoffs}
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(STEPS):
-            for name, layer in ways.items():
-                times[name].append(step_us(layer))
+        beside = {f"{name}_beside": self.through(name, PAUSE_US) for name in self.handoffs}
+        times: dict[str, list[float]] = {name: [] for name in (*ways, *beside)}
+        for some in (ways, beside):  # apart: a slot remembers whether the caller worked beside it
+            for _ in range(STEPS):
+                for name, layer in some.items():
+                    times[name].append(step_us(layer))
+
+        def added_us(kind: str) -> float:
+            both = zip(times[f"inline{kind}"], times[f"threaded{kind}"], strict=True)
+            return round(median(threaded - inline for inline, threaded in both), 1)
+
         return {f"{name}_us": round(median(values), 1) for name, values in times.items()} | {
-            "threaded_added_us": round(
-                median(b - a for a, b in zip(times["inline"], times["threaded"], strict=True)), 1
-            )
+            "threaded_added_us": added_us(""),
+            "threaded_added_beside_us": added_us("_beside"),
         }
 
     def close(self) -> None:
@@ -115,7 +122,8 @@ def main() -> None:
             for rows in ROWS:
                 case = Case(experts, hidden, num_experts, k, rows)
                 shape = {"hidden": hidden, "ffn": ffn, "experts": num_experts, "k": k, "rows": rows}
-                report(bench="handoff", **shape, pause_us=PAUSE_US, **case.measure(), **setting())
+                floor = {"wake_round_us": round(wake_round_us(PAUSE_US), 1)}
+                report(bench="handoff", **shape, pause_us=PAUSE_US, **floor, **case.measure(), **setting())
                 case.close()
 
 

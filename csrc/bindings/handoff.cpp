@@ -135,6 +135,7 @@ nb::dict counters(const BoundHandoff& self) {
   values["bytes_y"] = now.bytes_y.load();
   values["bytes_routing"] = now.bytes_routing.load();
   values["failures"] = now.failures.load();
+  values["in_place"] = now.in_place.load();
   values["experts_ns"] = now.experts_ns.load();
   values["waiting_ns"] = now.waiting_ns.load();
   return values;

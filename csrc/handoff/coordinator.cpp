@@ -208,12 +208,33 @@ void Coordinator::restart_after_fork() {
 
 // ----------------------------------------------------------------------------------------- submissions
 
-void Coordinator::submit(Slot& slot, const Submission& submission) {
+void Coordinator::submit(Slot& slot, const Submission& submission, bool tell) {
   slot.done->store(0);
   slot.submitted_ns.store(now_ns());
   slot.ready->store(submission.word());
-  server_.bed.wake();
+  if (tell) server_.bed.wake();
   if (refusing_) give_up(slot, kClosed);
+}
+
+void Coordinator::compute_here(Slot& slot) {
+  if (slot.ready->load() == 0) return;
+  const int64_t begin = now_ns(), took_ns = slot.took_ns.load();
+  if (took_ns > 0 && took_ns < std::min(tuning::kInPlaceNs, timeout_ns_ / 8)) {
+    if (Work::Turn turn = work_->turn_if_free()) {
+      const uint64_t word = take(slot);
+      if (word == 0) return;
+      compute(slot, word, std::move(turn));
+      records_->counters.in_place++;
+      records_->counters.waiting_ns += now_ns() - begin;
+      return;
+    }
+  }
+  server_.bed.wake();
+}
+
+void Coordinator::cancel(Slot& slot) {
+  uint64_t word = slot.ready->load();
+  if (word != 0 && slot.ready->compare_exchange_strong(word, 0)) slot.done->store(1);
 }
 
 bool Coordinator::await(Slot& slot) {
@@ -277,23 +298,36 @@ void Coordinator::serve_all() {
 }
 
 bool Coordinator::serve(Slot& slot) {
+  const uint64_t word = take(slot);
+  if (word == 0) return false;
+  last_gap_ns_ = now_ns() - last_served_ns_;
+  compute(slot, word, work_->turn());
+  last_served_ns_ = now_ns();
+  return true;
+}
+
+// Claims what is submitted to the slot: its word, 0 if there is nothing or another was first.
+uint64_t Coordinator::take(Slot& slot) {
   uint64_t word = slot.ready->load();
-  if (word == 0 || !slot.ready->compare_exchange_strong(word, 0)) return false;
+  if (word == 0 || !slot.ready->compare_exchange_strong(word, 0)) return 0;
   slot.current.store(word);
   slot.error->store(0);
-  uint64_t claim = slot.claim.load() / Slot::kStates * Slot::kStates + Slot::kStates + Slot::kRunning;
-  const uint64_t ended = claim - Slot::kRunning;
-  slot.claim.store(claim);
+  slot.claim.store(slot.claim.load() / Slot::kStates * Slot::kStates + Slot::kStates + Slot::kRunning);
+  return word;
+}
 
+// Does what was claimed and publishes it, unless it was given up meanwhile.
+void Coordinator::compute(Slot& slot, uint64_t word, Work::Turn turn) {
+  uint64_t claim = slot.claim.load() / Slot::kStates * Slot::kStates + Slot::kRunning;
+  const uint64_t ended = claim - Slot::kRunning;
   const Submission submission = Submission::of(word);
   records_->submitted(submission.rows);
   const int64_t begin = now_ns();
-  last_gap_ns_ = begin - last_served_ns_;
   std::string text;
   bool failed = false;
   try {
     if (refusing_) throw HandoffError(kClosed);
-    work_->run(slot, submission);
+    work_->run(turn, slot, submission);
   } catch (const std::exception& error) {
     failed = true;
     text = error.what();
@@ -301,6 +335,7 @@ bool Coordinator::serve(Slot& slot) {
     failed = true;
     text = "an exception that is no std::exception";
   }
+  turn.unlock();
   const int64_t end = now_ns();
   records_->counters.experts_ns += end - begin;
   slot.took_ns.store(end - begin);
@@ -318,8 +353,6 @@ bool Coordinator::serve(Slot& slot) {
     slot.claim.store(ended);
     slot.waiter.wake();
   }
-  last_served_ns_ = now_ns();
-  return true;
 }
 
 bool Coordinator::any_ready() {

@@ -2,9 +2,10 @@
 //
 // It is worker 0 of the pool while it computes. Between submissions it watches the ready words for a bounded
 // time and then sleeps: until told, where host code submits, or for naps that grow with how long nothing
-// came, where only a GPU writes the word. A result belongs to whoever ends its claim first (slots.h), the
-// coordinator or a watchdog; so a result that comes too late is dropped, and its slot goes on. Knows nothing
-// of CUDA.
+// came, where only a GPU writes the word. Who waits on the host may compute in its place what it has not
+// begun: a submission belongs to whoever turns its ready word into 0. A result belongs to whoever ends its
+// claim first (slots.h), who computes or a watchdog; so a result that comes too late is dropped, and its slot
+// goes on. Knows nothing of CUDA.
 #pragma once
 
 #include <pthread.h>
@@ -60,7 +61,14 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
 
   // Puts a submission whose rows are in the slot before the coordinator. Told mode; any thread. After close()
   // it fails at once.
-  void submit(Slot& slot, const Submission& submission);
+  // tell: wakes the coordinator; else it may sleep on, till await() or compute_here().
+  void submit(Slot& slot, const Submission& submission, bool tell = true);
+  // Before await(): computes the submission in the calling thread, in the coordinator's place, unless that
+  // has begun, is at work on another slot, or should have it; then it is told. It may be given up meanwhile,
+  // and await() sees what becomes of it.
+  void compute_here(Slot& slot);
+  // Takes back what nobody has begun, as if it had ended well.
+  void cancel(Slot& slot);
   // Returns when the slot's done word is set; after timeout_ns the submission is given up, which sets it.
   // Returns whether all is well.
   bool await(Slot& slot);
@@ -101,6 +109,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
 
   void serve_all();
   bool serve(Slot& slot);
+  uint64_t take(Slot& slot);
+  void compute(Slot& slot, uint64_t word, Work::Turn turn);
   bool any_ready();
   void rest();
   void watch();

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "runtime/clock.h"
+#include "runtime/tuning.h"
 
 namespace isthmus {
 namespace {
@@ -123,7 +124,7 @@ void InlineHandoff::submit(int index, int layer, int64_t rows, const HandoffInpu
   records_->submitted(rows);
   slot.pending = true;
   try {
-    work_->run(slot, slot.submitted);
+    work_->run(work_->turn(), slot, slot.submitted);
   } catch (const std::exception& error) {
     slot.error->store(records_->fail(slot, slot.submitted, error.what()));
   }
@@ -157,17 +158,22 @@ bool ThreadedHandoff::wait_is_long(int index) const {
 void ThreadedHandoff::submit(int index, int layer, int64_t rows, const HandoffInput& input, uint64_t) {
   need_open();
   coordinator_->restart_after_fork();
-  Slot& slot = begin_submit(index, layer, rows, [&](Slot& its) { settle(its); });
+  Slot& slot = begin_submit(index, layer, rows, [&](Slot& its) {
+    coordinator_->cancel(its);
+    settle(its);
+  });
   const int64_t begin = now_ns();
   fill(slot, rows, input);
   slot.pending = true;
-  coordinator_->submit(slot, slot.submitted);
+  coordinator_->submit(slot, slot.submitted, slot.beside_ns >= tuning::kBesideUs * 1000);
   records_->event({layer, index, HandoffPhase::Submit, begin, now_ns()});
 }
 
 void ThreadedHandoff::wait(int index, uint64_t y, uint64_t) {
   Slot& slot = begin_wait(index);
   const int64_t begin = now_ns();
+  slot.beside_ns = begin - slot.submitted_ns.load();
+  coordinator_->compute_here(slot);
   coordinator_->await(slot);
   hand_back(slot, y);
   records_->event({slot.submitted.layer, index, HandoffPhase::Wait, begin, now_ns()});

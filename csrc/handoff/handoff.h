@@ -104,7 +104,8 @@ class InlineHandoff final : public Handoff {
   void wait(int slot, uint64_t y, uint64_t stream) override;
 };
 
-// Host memory; the coordinator computes, wait() sleeps.
+// Host memory; the coordinator computes while the caller does other things and wait() sleeps, or wait()
+// computes what nobody has begun.
 class ThreadedHandoff final : public Handoff {
  public:
   explicit ThreadedHandoff(const HandoffOptions& options) : Handoff(options, host_memory()) {

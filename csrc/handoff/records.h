@@ -20,6 +20,7 @@ struct HandoffCounters {
   std::atomic<uint64_t> submits{0}, waits{0};
   std::atomic<uint64_t> bytes_x{0}, bytes_y{0}, bytes_routing{0};
   std::atomic<uint64_t> failures{0};
+  std::atomic<uint64_t> in_place{0};  // of the submits, those that the waiting thread computed itself
   std::atomic<int64_t> experts_ns{0}, waiting_ns{0};
 };
 

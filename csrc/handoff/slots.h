@@ -4,10 +4,9 @@
 // its own, that host code and a GPU's stream memory operations write and read alike:
 //
 //   word  | 0            | else                              | written by
-//   ready | nothing      | the submission: layer and rows    | who submits; taken (set to 0) by the
-//   coordinator done  | not finished | 1: y is whole, or the step failed | the coordinator, the watchdog; 0
-//   by who submits error | all is well  | the number of the failure         | with done, before it; 0 when
-//   the next one is taken
+//   ready | nothing      | the submission: layer and rows    | who submits; 0 by who takes it (coordinator.h)
+//   done  | not finished | 1: y is whole, or the step failed | who took it, the watchdog; 0 by who submits
+//   error | all is well  | the number of the failure         | with done, before it; 0 when it is taken
 //
 // The values of ready and done are constants of a slot, layer and number of rows, so that a captured CUDA
 // graph can be replayed; what tells one submission from the next is the sequence number in `claim`, on the
@@ -83,7 +82,7 @@ struct Slot {
     return on_device + static_cast<uint64_t>(static_cast<const std::byte*>(in_slot) - x);
   }
 
-  // --- the coordinator's side ---
+  // --- the coordinator's side, or that of who computes in its place ---
   // sequence number of the submission * 4 + state. Whoever turns kRunning into something else ends it.
   static constexpr uint64_t kIdle = 0, kRunning = 1, kGivenUp = 2, kStates = 4;
   std::atomic<uint64_t> claim{0};
@@ -97,7 +96,8 @@ struct Slot {
   // --- the caller's side, one thread at a time ---
   bool pending = false;  // submitted, not waited for
   Submission submitted{};
-  uint64_t step = 0;  // the step it was submitted in (Handoff)
+  uint64_t step = 0;              // the step it was submitted in (Handoff)
+  int64_t beside_ns = INT64_MAX;  // from submit to wait, of the submission before
   Spinner spinner;
 };
 

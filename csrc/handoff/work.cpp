@@ -80,8 +80,7 @@ bool Work::has_layer(int layer) {
   return layer >= 0 && layer < static_cast<int>(layers_.size()) && layers_[layer] != nullptr;
 }
 
-void Work::run(const Slot& slot, const Submission& submission) {
-  const std::lock_guard<FutexLock> one_at_a_time(run_lock_);
+void Work::run(const Turn&, const Slot& slot, const Submission& submission) {
   std::shared_ptr<const HandoffLayer> layer;
   {
     const std::lock_guard<FutexLock> guard(layers_lock_);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "handoff/slots.h"
@@ -35,10 +36,14 @@ class Work {
   void set_layer(int layer, HandoffLayer work);
   bool has_layer(int layer);
 
+  // One run at a time: whose turn it is. turn() waits for it; turn_if_free() may return without one.
+  using Turn = std::unique_lock<FutexLock>;
+  Turn turn() { return Turn(run_lock_); }
+  Turn turn_if_free() { return Turn(run_lock_, std::try_to_lock); }
   // Fills the slot's y. Throws what the layer throws, or std::runtime_error naming the first row of x,
-  // weights or y with a value that is not finite. One call at a time; the ids are copied first, since a
-  // stream may write the next step's while work that was given up is still reading.
-  void run(const Slot& slot, const Submission& submission);
+  // weights or y with a value that is not finite. The ids are copied first, since a stream may write the next
+  // step's while work that was given up is still reading.
+  void run(const Turn& turn, const Slot& slot, const Submission& submission);
 
   void unlock_after_fork();
 

@@ -60,9 +60,12 @@ class Parking {
 class FutexLock {
  public:
   void lock() {
-    uint32_t free = kFree;
-    if (word_.compare_exchange_strong(free, kHeld, std::memory_order_acquire)) return;
+    if (try_lock()) return;
     while (word_.exchange(kWanted, std::memory_order_acquire) != kFree) futex_wait(word_, kWanted);
+  }
+  bool try_lock() {
+    uint32_t free = kFree;
+    return word_.compare_exchange_strong(free, kHeld, std::memory_order_acquire);
   }
   void unlock() {
     if (word_.exchange(kFree, std::memory_order_release) == kWanted) futex_wake(word_, 1);

@@ -19,6 +19,11 @@ inline constexpr int64_t kYieldLostUs = 15;
 inline constexpr int kWaitsWithoutSpin = 4;
 
 // --- hand-off ---------------------------------------------------------------------------------------------
+// Time between submit and wait that is worth a coordinator: waking it takes 3 to 25 us, of which the caller
+// pays 4 to 8, and being woken by it as long again. With less the caller computes itself what it waits for.
+inline constexpr int64_t kBesideUs = 50;
+// Unless it took longer the time before: then waking is nothing, and the time-out must be seen.
+inline constexpr int64_t kInPlaceNs = 50'000'000;
 // How long the coordinator polls without a break after a GPU's last submission: layers follow each other
 // within a millisecond, steps within a few (chosen, not measured: this code has not run on a GPU yet).
 inline constexpr int64_t kHotPollUs = 20'000;

@@ -112,6 +112,7 @@ class Counters:
     bytes_y: int
     bytes_routing: int  # ids and weights
     failures: int
+    in_place: int  # of the submits, those that the thread which waited computed itself (Threaded)
     experts_s: float
     waiting_s: float
 
@@ -229,10 +230,11 @@ class Inline(_Base):
 
 
 class Threaded(_Base):
-    """Host memory; a native thread computes, `wait` sleeps.
+    """Host memory; a native thread computes beside the caller, or `wait` does, where it is called at once.
 
-    dtype: of x and y in the slots. timeout_s: a submission that takes longer fails. events: how many the log
-    keeps, 0 for no log.
+    dtype: of x and y in the slots. timeout_s: a submission that takes longer fails, unless `wait` computes it
+    itself (what took an eighth of this, or 50 ms, the time before is left to the thread). events: how many
+    the log keeps, 0 for no log.
     """
 
     mechanism = "threaded"
