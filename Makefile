@@ -22,10 +22,12 @@ build: $(VENV)/built
 
 $(VENV)/deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch and what builds the kernels: some minutes, according to the network"
 	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja torch numpy
 	@touch $@
 
 $(VENV)/built: $(VENV)/deps $(NATIVE)
+	@echo "compiling the kernels, and installing what the tests need: some minutes"
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	$(DEMO_MODEL)
 	@touch $@
