@@ -6,7 +6,8 @@ constants and the card's compute capability. So here each model is computed once
 exist, which tells what it launches, and each of these is compiled in one of many processes that never see
 the card.
 
-As a program: python -m gpu_parts.ahead CAPABILITY [MOST]; prints how many kernels that were.
+As a program: python -m gpu_parts.ahead CAPABILITY [MOST]; prints how many kernels that were, and a line for
+each that does not compile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from multiprocessing import get_context
@@ -26,11 +28,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from gpu_parts.lines import Line, Setting
+from gpu_parts.lines import Line, Setting, broke_off
 from gpu_parts.models import DEEPSEEK, PROMPT, QWEN3
 from gpu_parts.shapes import TINY, source_of
 from gpu_parts.steps import PROMPTS, REAL
 from isthmus.config import DEFAULT_CONTEXT_TOKENS, RunOptions
+from isthmus.engine.batch import Batch
 from isthmus.engine.device_runner import WARM_ROWS, _of_one_sequence
 from isthmus.engine.state import State
 from isthmus.formats.spec import AS_Q8_0
@@ -83,11 +86,41 @@ def ahead(setting: Setting) -> Iterator[Line]:
     if done.returncode:  # others compile for themselves, then
         yield Line("compiling ahead broke off", note=done.stderr.strip().rpartition("\n")[2])
         return
-    yield Line("kernels compiled ahead", value=float(done.stdout), note=f"in {taken:.0f} s")
+    count, *failed = done.stdout.splitlines()
+    yield Line("kernels compiled ahead", value=float(count), note=f"in {taken:.0f} s")
+    for name, _, error in (line.partition(" ") for line in failed):
+        yield Line(f"{name} does not compile", note=error, failed=True)
 
 
-def launches_of(job: Job, found: dict[Any, Launch]) -> None:
-    """Adds what loading the model on a card, with all its experts, would launch: see DeviceRunner.warm_up."""
+@dataclass(frozen=True)
+class Imagined:
+    """A model and its caches in memory that does not exist, as loading it on a card with all its experts
+    would make them. width: of block tables."""
+
+    model: Any
+    target: Target
+    state: State
+    width: int
+
+    def prefill(self, batch: Batch) -> None:
+        step = self.model.prepare(batch, self.width)
+        self.model.compute(DeviceSteps.of(step, [self.target]), self.state)
+
+    def decode(self, rows: int) -> None:
+        step = DeviceStep.for_decodes(rows, self.width, self.target)
+        self.model.compute(DeviceSteps({self.target: step}), self.state)
+
+    def warm_up(self, options: RunOptions) -> None:
+        """What DeviceRunner.warm_up does."""
+        for rows in (options.chunk_tokens, *WARM_ROWS):
+            self.prefill(_of_one_sequence(min(rows, 64 * self.width), self.width))
+        for rows in decode_buckets(options):
+            self.decode(rows)
+
+
+@contextmanager
+def imagined(job: Job, found: dict[Any, Launch]) -> Iterator[Imagined]:
+    """found: gets what the model launches inside."""
     source, options = source_of(job.model), job.options
     target = Target.of("meta", kernels="triton", exact=options.exact_batching)
     gates = [name for name in source.tensors if name.endswith("ffn_gate_exps.weight")]
@@ -102,11 +135,13 @@ def launches_of(job: Job, found: dict[Any, Launch]) -> None:
     ):
         model: Any = load_model(source, options, targets=Targets.one(target, slots))
         state = State(model.state_spec(), width, options.kv_dtype, [target.device] * len(model.layers))
-        for rows in (options.chunk_tokens, *WARM_ROWS):
-            step = model.prepare(_of_one_sequence(min(rows, 64 * width), width), width)
-            model.compute(DeviceSteps.of(step, [target]), state)
-        for rows in decode_buckets(options):
-            model.compute(DeviceSteps({target: DeviceStep.for_decodes(rows, width, target)}), state)
+        yield Imagined(model, target, state, width)
+
+
+def launches_of(job: Job, found: dict[Any, Launch]) -> None:
+    """Adds what loading the model would launch."""
+    with imagined(job, found) as made:
+        made.warm_up(job.options)
 
 
 class _NoBytes(Loader):
@@ -129,7 +164,7 @@ def _key(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any], options:
 
     def of(parameter: Any, arg: Any) -> Any:
         if isinstance(arg, Tensor):
-            return arg.dtype
+            return arg.dtype, arg.storage_offset() * arg.element_size() % 16 == 0
         if not isinstance(arg, int) or parameter.do_not_specialize:
             return type(arg)
         return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31
@@ -160,13 +195,19 @@ class _NoDriver:
 _WORK: list[Launch] = []
 
 
-def _compile(index: int) -> None:
+def _compile(index: int) -> str:
+    """Empty, or the kernel's name and the compiler's error."""
     torch.set_num_threads(1)
     kernel, args, constants, options = _WORK[index]
-    kernel.warmup(*args, grid=(1,), **constants, **options, enable_fp_fusion=True)
+    try:
+        kernel.warmup(*args, grid=(1,), **constants, **options, enable_fp_fusion=True)
+    except Exception as error:
+        return f"{kernel.fn.__name__} {broke_off('', error).note}"
+    return ""
 
 
-def compile_ahead(capability: int, most: int | None = None) -> int:
+def compile_ahead(capability: int, most: int | None = None) -> list[str]:
+    """How many were compiled, then a line for each kernel that cannot be: its name and why."""
     from triton.runtime.driver import driver
 
     found: dict[Any, Launch] = {}
@@ -175,10 +216,9 @@ def compile_ahead(capability: int, most: int | None = None) -> int:
     driver.set_active(_NoDriver(capability))
     _WORK.extend(list(found.values())[:most])
     with get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
-        for _ in pool.imap_unordered(_compile, range(len(_WORK))):
-            pass
-    return len(_WORK)
+        failed = [error for error in pool.imap_unordered(_compile, range(len(_WORK))) if error]
+    return [str(len(_WORK) - len(failed)), *sorted(set(failed))]
 
 
 if __name__ == "__main__":
-    print(compile_ahead(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None))
+    print(*compile_ahead(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None), sep="\n")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from gpu_parts.lines import Line, Setting
+from gpu_parts.lines import Line, Setting, apart
 
 KILL_S = 3.0  # between asking a process to end and ending it
 LAST_WORDS = 400  # characters of what a process that died said on stderr
@@ -102,11 +102,11 @@ def serve(where: str, to: int, device: str, quick: bool) -> int:
 def lines_of(where: str, setting: Setting) -> Iterator[Line]:
     """A part's lines; what breaks it is the last of them."""
     module, _, name = where.partition(":")
-    try:
+
+    def lines() -> Iterator[Line]:
         yield from getattr(importlib.import_module(module), name)(setting)
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        yield Line(f"{name} broke off", note=f"{type(error).__name__}: {text}", failed=True)
+
+    yield from apart(name, lines())
 
 
 def setting_of(device: str, quick: bool) -> Setting:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gpu_parts.lines import Line, Setting, against
+from gpu_parts.lines import Line, Setting, against, apart
 from isthmus.config import BLOCK_TOKENS
 from isthmus.formats.kv_cache import KvDtype, row_bytes
 from isthmus.formats.spec import by_name
@@ -37,6 +37,8 @@ from isthmus.gpu.tiles import GPU_FORMATS, PackedMatrix
 # Give weights of about 0.1.
 SCALES = {"q8_0": 2**-8, "q4_k": 2**-9, "q5_k": 2**-10, "q6_k": 2**-12}
 MXFP4_EXPONENT = 128 - 5
+
+KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "q8_0")  # that a device reads
 
 
 class Maker:
@@ -92,32 +94,40 @@ def planes(num_blocks: int, *heads: int, width: int, device: torch.device) -> Te
 
 
 def kernels(setting: Setting) -> Iterator[Line]:
-    """Every kernel's result; compilation takes most of the time."""
-    make = Maker(setting.device)
-    yield from check_weights(make, setting.quick)
-    yield from check_fp8(make, setting.quick)
-    yield from check_rows(make, setting.quick)
-    yield from check_attention(make, setting.quick, "bf16")
-    yield from check_q8_0_cache(make, setting.quick)
-    yield from check_attention(make, setting.quick, "q8_0")
-    yield from check_fixed(make, setting.quick)
-
-
-def check_weights(make: Maker, quick: bool) -> Iterator[Line]:
-    n, k = (40, 256) if quick else (2048 + 8, 7168)
+    """Every kernel's result; compilation takes most of the time. One that does not compile is said, and the
+    others are checked."""
+    make, quick = Maker(setting.device), setting.quick
     for name in GPU_FORMATS[:2] if quick else GPU_FORMATS:
-        weight = make.weight(name, n, k)
-        dense = reference.dequantise(weight)[0]
-        yield against(f"{name} to bf16", 0, dequantise.dequantise(weight), dense.bfloat16())
-        tokens = make.i32([n - 1, 0, 17])
-        found = embedding.embed(tokens, weight, torch.empty(3, k, device=make.device))
-        yield against(f"{name}, rows", 0, found, dense[tokens.long()])
-        for count, tolerance in (
-            ((3, 1e-5), (9, 3e-3)) if quick else ((1, 1e-5), (8, 1e-5), (16, 3e-3), (300, 3e-3), (600, 3e-3))
-        ):
-            x = make.bf16(count, k)
-            got = linear.linear(x, weight, torch.empty(count, n, device=make.device))
-            yield against(f"{name}, {count} rows", tolerance, got, x.float() @ dense.T)
+        yield from apart(name, check_weights(make, quick, name))
+    yield from apart("experts", check_experts(make, quick))
+    yield from apart("fp8", check_fp8(make, quick))
+    yield from apart("rows", check_rows(make, quick))
+    yield from apart("router", check_router(make, quick))
+    yield from apart("rope", check_rope(make, quick))
+    yield from apart("q8_0 cache", check_q8_0_cache(make, quick))
+    for kv_dtype in KV_DTYPES:
+        yield from apart(f"GQA over {kv_dtype}", check_gqa(make, quick, kv_dtype))
+        yield from apart(f"MLA over {kv_dtype}", check_mla(make, quick, kv_dtype))
+    yield from apart("exact batching", check_fixed(make, quick))
+
+
+def check_weights(make: Maker, quick: bool, name: str) -> Iterator[Line]:
+    n, k = (40, 256) if quick else (2048 + 8, 7168)
+    weight = make.weight(name, n, k)
+    dense = reference.dequantise(weight)[0]
+    yield against(f"{name} to bf16", 0, dequantise.dequantise(weight), dense.bfloat16())
+    tokens = make.i32([n - 1, 0, 17])
+    found = embedding.embed(tokens, weight, torch.empty(3, k, device=make.device))
+    yield against(f"{name}, rows", 0, found, dense[tokens.long()])
+    for count, tolerance in (
+        ((3, 1e-5), (9, 3e-3)) if quick else ((1, 1e-5), (8, 1e-5), (16, 3e-3), (300, 3e-3), (600, 3e-3))
+    ):
+        x = make.bf16(count, k)
+        got = linear.linear(x, weight, torch.empty(count, n, device=make.device))
+        yield against(f"{name}, {count} rows", tolerance, got, x.float() @ dense.T)
+
+
+def check_experts(make: Maker, quick: bool) -> Iterator[Line]:
     hidden, inner = (32, 32) if quick else (2048, 768)
     gate, up, down = (make.weight("q8_0", *shape, 3) for shape in ((inner, hidden),) * 2 + ((hidden, inner),))
     slot_of = make.i32([-1, 2, 0, 1])
@@ -160,11 +170,17 @@ def check_rows(make: Maker, quick: bool) -> Iterator[Line]:
     )
     yield against("rms norm", 1e-5, *norms)
     yield against("silu * up", 5e-3, activation.act_mul(x, x), reference_rows.act_mul(x, x))
+
+
+def check_router(make: Maker, quick: bool) -> Iterator[Line]:
     logits, bias = make.f32(4 if quick else 64, 256), make.f32(256) / 4
     how = {"scoring": "sigmoid", "bias": bias, "groups": 8, "groups_kept": 4, "group_score": "top2_sum"}
     got, expected = (f(logits, 8, **how) for f in (router.route, reference_rows.route))
     yield against("router's ids", 0, got[0], expected[0])
     yield against("router's weights", 1e-5, got[1], expected[1])
+
+
+def check_rope(make: Maker, quick: bool) -> Iterator[Line]:
     heads, dim = (2, 16) if quick else (32, 128)
     angles = torch.arange(300, device=make.device)[:, None] * 0.9 ** torch.arange(
         dim // 2, device=make.device
@@ -179,7 +195,7 @@ def check_rows(make: Maker, quick: bool) -> Iterator[Line]:
     yield against("rope and cache", 5e-3, *turned)
 
 
-def check_attention(make: Maker, quick: bool, kv_dtype: KvDtype) -> Iterator[Line]:
+def check_gqa(make: Maker, quick: bool, kv_dtype: KvDtype) -> Iterator[Line]:
     over = "" if kv_dtype == "bf16" else f" over {kv_dtype}"
     heads, kv_heads, dim, blocks = (2, 1, 40, 2) if quick else (32, 4, 128, 40)
     length = blocks * 64 - 3
@@ -194,6 +210,16 @@ def check_attention(make: Maker, quick: bool, kv_dtype: KvDtype) -> Iterator[Lin
     got = prefill.prefill(*chunk)
     yield against(f"GQA prefill{over}", 8e-3, got, reference_attention.prefill(*chunk))
 
+
+def check_mla(make: Maker, quick: bool, kv_dtype: KvDtype) -> Iterator[Line]:
+    over = "" if kv_dtype == "bf16" else f" over {kv_dtype}"
+    blocks, count = (2, 5) if quick else (40, 200)
+    length = blocks * 64 - 3
+    tables = make.tables(2, blocks)
+    where, positions = (
+        (make.i32([0, 1]), make.i32([length - 1, 70]), tables),
+        make.i32(range(length - count, length)),
+    )
     heads, latent, rope_dims, nope, value = (2, 32, 8, 12, 10) if quick else (128, 512, 64, 128, 128)
     width, scale = latent + rope_dims, (nope + rope_dims) ** -0.5
     cache = make.cache(kv_dtype, 2 * blocks, width=width)

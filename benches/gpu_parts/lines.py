@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,26 @@ class Line:
         value = "" if self.value is None else f"{self.value:.6g} {self.unit}"
         shown = f"{self.what:48} {error:20} {time:12} {rate:13} {share:6} {value} {self.note}"
         return f"{shown} {'WRONG' if self.wrong else ''}".rstrip()
+
+
+# Characters of an error's text that a line keeps: compilers say where at first, what at last.
+FIRST_SAID, LAST_SAID = 150, 350
+
+
+def apart(what: str, lines: Iterator[Line]) -> Iterator[Line]:
+    """The lines; what breaks them off is said by one more, and ends nothing else."""
+    try:
+        yield from lines
+    except Exception as error:
+        traceback.print_exc()
+        yield broke_off(what, error)
+
+
+def broke_off(what: str, error: Exception) -> Line:
+    said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if len(said) > FIRST_SAID + LAST_SAID:
+        said = f"{said[:FIRST_SAID]} .. {said[-LAST_SAID:]}"
+    return Line(f"{what} broke off", note=f"{type(error).__name__}: {said}", failed=True)
 
 
 def against(what: str, tolerance: float, got: Tensor, expected: Tensor) -> Line:

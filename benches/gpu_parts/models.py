@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from gpu_parts.lines import Line, Setting
+from gpu_parts.lines import Line, Setting, apart
 from gpu_parts.shapes import TINY, start
 from isthmus.cli.measure import Decoder, prefill_seconds, random_prompt
 from isthmus.engine.engine import Engine
-from isthmus.errors import IsthmusError
 
 # Few enough layers that all strategies load within minutes: more than half of DeepSeek-V3's 5 are dense.
 QWEN3, DEEPSEEK = "dummy:qwen3-30b-a3b?layers=12", "dummy:deepseek-v3?layers=5"
@@ -31,18 +30,16 @@ def _by_strategy(setting: Setting, model: str) -> Iterator[Line]:
     one strategy leaves the others."""
     for strategy in STRATEGIES:
         what = f"{model.removeprefix('dummy:')} {strategy}"
-        try:
-            engine = start(setting, model, strategy=strategy, context_tokens=PROMPT * 2)
-        except IsthmusError as error:
-            yield Line(f"{what} does not load", note=str(error), failed=True)
-            continue
+        yield from apart(what, _of_strategy(setting, model, strategy, what))
+
+
+def _of_strategy(setting: Setting, model: str, strategy: str, what: str) -> Iterator[Line]:
+    engine = start(setting, model, strategy=strategy, context_tokens=PROMPT * 2)
+    try:
         yield Line(f"{what}: loaded in", value=engine.info.load_seconds, unit="s")
-        try:
-            yield from _ran(engine, what) if setting.quick else _measured(engine, what)
-        except (IsthmusError, RuntimeError) as error:
-            yield Line(f"{what} broke off", note=f"{type(error).__name__}: {error}", failed=True)
-        finally:
-            engine.close()
+        yield from _ran(engine, what) if setting.quick else _measured(engine, what)
+    finally:
+        engine.close()
 
 
 def _ran(engine: Engine, what: str) -> Iterator[Line]:

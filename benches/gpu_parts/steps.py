@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_parts.lines import Line, Setting
+from gpu_parts.lines import Line, Setting, apart
 from gpu_parts.shapes import TINY, start
 from isthmus.cli.measure import random_prompt
 from isthmus.engine.device_runner import DeviceRunner
@@ -21,41 +21,55 @@ REAL = ("dummy:qwen3-30b-a3b?layers=3", "dummy:deepseek-v2-lite?layers=3")
 PROMPTS, TOKENS = (9, 62, 200), 6  # three sequences in places for four; one begins a block while it decodes
 
 
+WAYS = (("hybrid", "bf16"), ("gpu", "bf16"), ("hybrid", "q8_0"))  # strategies and caches
+
+
 def steps(setting: Setting) -> Iterator[Line]:
     """Graph on and off: bit for bit, for replays with other tokens, positions and tables."""
     for model in TINY if setting.quick else TINY + REAL:
         plain = start(setting, model, strategy="cpu")
         wanted = _first_logits(plain)
         plain.close()
-        for strategy, kv_dtype in (("hybrid", "bf16"), ("gpu", "bf16"), ("hybrid", "q8_0")):
-            engine = start(setting, model, strategy=strategy, parallel=len(PROMPTS), kv_dtype=kv_dtype)
-            what = f"{model.removeprefix('dummy:')} {strategy}{'' if kv_dtype == 'bf16' else ', q8_0 cache'}"
-            rows, error = _captured_against_eager(engine)
-            yield Line(f"{what}: graph on = off, {rows} rows", error, 0.0)
-            got = _first_logits(engine)
-            engine.close()
-            distance = float((got - wanted).abs().max() / wanted.std())
-            yield Line(f"{what}: from the CPU's logits, at most", value=distance, unit="of their std")
+        for strategy, kv_dtype in WAYS:
+            over = "" if kv_dtype == "bf16" else f", {kv_dtype} cache"
+            what = f"{model.removeprefix('dummy:')} {strategy}{over}"
+            yield from apart(what, _steps(setting, model, what, wanted, strategy=strategy, kv_dtype=kv_dtype))
+
+
+def _steps(setting: Setting, model: str, what: str, wanted: Tensor, **options: Any) -> Iterator[Line]:
+    engine = start(setting, model, parallel=len(PROMPTS), **options)
+    try:
+        rows, error = _captured_against_eager(engine)
+        yield Line(f"{what}: graph on = off, {rows} rows", error, 0.0)
+        distance = float((_first_logits(engine) - wanted).abs().max() / wanted.std())
+        yield Line(f"{what}: from the CPU's logits, at most", value=distance, unit="of their std")
+    finally:
+        engine.close()
 
 
 def exact(setting: Setting) -> Iterator[Line]:
     """Sampled tokens and their log-probabilities, bit for bit: in common steps, in chunks, with drafts."""
-    ways = {"together": {}, "in chunks, with drafts": {"chunk_tokens": 48, "speculate": "ngram"}}
+    ways: dict[str, dict[str, Any]] = {
+        "together": {},
+        "in chunks, with drafts": {"chunk_tokens": 48, "speculate": "ngram"},
+    }
     for model in TINY if setting.quick else TINY + REAL[:1]:
-        how = {"strategy": "hybrid", "exact_batching": True}
-        alone: dict[str, list[Any]] = {}
-        engine = start(setting, model, **how)
-        for index in range(len(PROMPTS)):
-            alone |= _events(engine, [index])
+        yield from apart(model.removeprefix("dummy:"), _exact(setting, model, ways))
+
+
+def _exact(setting: Setting, model: str, ways: dict[str, dict[str, Any]]) -> Iterator[Line]:
+    how: dict[str, Any] = {"strategy": "hybrid", "exact_batching": True}
+    alone: dict[str, list[Any]] = {}
+    engine = start(setting, model, **how)
+    for index in range(len(PROMPTS)):
+        alone |= _events(engine, [index])
+    engine.close()
+    for name, options in ways.items():
+        engine = start(setting, model, parallel=len(PROMPTS), **how, **options)
+        events = _events(engine, list(range(len(PROMPTS))))
         engine.close()
-        for name, options in ways.items():
-            engine = start(setting, model, parallel=len(PROMPTS), **how, **options)
-            events = _events(engine, list(range(len(PROMPTS))))
-            engine.close()
-            differ = sum(events[request] != alone[request] for request in alone)
-            yield Line(
-                f"{model.removeprefix('dummy:')} exact, {name}: answers that differ", float(differ), 0.0
-            )
+        differ = sum(events[request] != alone[request] for request in alone)
+        yield Line(f"{model.removeprefix('dummy:')} exact, {name}: answers that differ", float(differ), 0.0)
 
 
 def _events(engine: Engine, prompts: list[int]) -> dict[str, list[Any]]:

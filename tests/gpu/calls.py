@@ -67,9 +67,9 @@ def products(name: str, num_rows: int) -> Callable[[], object]:
     )
 
 
-def routed(tokens: int, *, fixed: bool = False) -> Callable[[], object]:
+def routed(tokens: int, name: str = "q8_0", *, fixed: bool = False) -> Callable[[], object]:
     """A layer of Qwen3-30B-A3B."""
-    gate, down = packed("q8_0", 128, 768, 2048), packed("q8_0", 128, 2048, 768)
+    gate, down = packed(name, 128, 768, 2048), packed(name, 128, 2048, 768)
     x, ids, weights = bf16(tokens, 2048), i32(tokens, 8), f32(tokens, 8)
     return lambda: experts.experts(x, ids, weights, i32(128), gate, gate, down, residual=x, fixed=fixed)
 
@@ -168,11 +168,14 @@ CALLS: dict[str, Callable[[], object]] = {
 # The same kernels otherwise: on the card with the least shared memory.
 VARIANTS: dict[str, Callable[[], object]] = {
     "linear, q4_k, 1 row": products("q4_k", 1),
+    "linear, q4_k, 8 rows": products("q4_k", 8),
+    "linear, q6_k, 8 rows": products("q6_k", 8),
     "linear, q5_k, 9 rows": products("q5_k", 9),
     "linear, q6_k, 64 rows": products("q6_k", 64),
     "dequantise, q6_k": lambda: dequantise.dequantise(packed("q6_k", 1, 1536, 7168)),
     "embed, q6_k": lambda: embedding.embed(i32(4), packed("q6_k", 1, 129280, 7168), f32(4, 7168)),
     "experts, 1 token": routed(1),
+    "experts, q4_k, 2048 tokens": routed(2048, "q4_k"),
     "experts with biases, 1 token": biased(1),
     "experts with biases, 512 tokens": biased(512),
     "GQA with sinks and a window": sinks_and_window,

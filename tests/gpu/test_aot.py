@@ -23,9 +23,9 @@ SHARED_LIMITS = {86: 101376, 89: 101376, 120: 101376, 80: 166912, 90: 232448, 10
 RESERVED = 1024
 REGISTERS = 65536  # of a multiprocessor
 
-# Bytes of stack by call and capability. For 10.0 the compiler stops at 128 registers of 256 threads, with
-# which two programs are on a processor, and keeps two values of each outside.
-STACKS = {("MLA prefill", 100): 8}
+# Bytes of stack by call and capability. Here the compiler stops at 128 registers of 256 threads, with which
+# two programs are on a processor, and keeps two values of each outside.
+STACKS = {("MLA prefill", 100): 8, ("linear, q6_k, 8 rows", 86): 8}
 
 Found = dict[tuple[str, int], list[Compiled]]  # by call and capability
 

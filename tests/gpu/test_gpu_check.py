@@ -84,6 +84,70 @@ def test_every_check_runs_and_a_wrong_kernel_fails_it(script: Any, monkeypatch: 
     assert len([line for line in lines if line.error is not None]) == len(lines) == 33
 
 
+def test_a_kernel_that_does_not_compile_is_said_and_leaves_the_others(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a compiler: where at first, then the text around it, what was wrong at last."""
+    from gpu_parts import kernels
+    from gpu_parts.lines import Setting
+
+    class CompilationError(Exception):
+        pass
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise CompilationError("at 12:8:\n" + "    x = tl.load(q)\n" * 60 + "        ^\nq must be a pointer")
+
+    for others in ("weights", "experts", "fp8", "fixed"):  # which take their time
+        monkeypatch.setattr(kernels, f"check_{others}", lambda *_: iter(()))
+    monkeypatch.setattr(kernels.router, "route", fails)
+    monkeypatch.setattr(kernels.decode, "mla_decode", fails)
+    lines = list(kernels.kernels(Setting(torch.device("cpu"), True)))
+    wrong = [line for line in lines if line.wrong]
+    assert [line.what for line in wrong] == [
+        "router broke off",
+        "MLA over bf16 broke off",
+        "MLA over q8_0 broke off",
+    ]
+    for line in wrong:
+        assert line.note.startswith("CompilationError: at 12:8:; x = tl.load(q); ")
+        assert line.note.endswith("; ^; q must be a pointer")
+        assert len(line.note) < 600
+    assert {"rms norm", "rope and cache", "GQA decode over q8_0"} <= {line.what for line in lines}
+
+
+def test_a_kernel_that_cannot_be_compiled_ahead_is_said_by_name(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_parts import ahead
+
+    class Kernel:
+        def __init__(self, name: str, error: str = "") -> None:
+            self.fn, self._error = type(name, (), {}), error
+
+        def warmup(self, *_: Any, **__: Any) -> None:
+            if self._error:
+                raise RuntimeError(self._error)
+
+    work = [(Kernel("_good"), (), {}, {}), (Kernel("_bad", "PTXAS error\nout of registers"), (), {}, {})]
+    monkeypatch.setattr(ahead, "_WORK", work)
+    assert ahead._compile(0) == ""
+    assert ahead._compile(1) == "_bad RuntimeError: PTXAS error; out of registers"
+    done = subprocess.CompletedProcess([], 0, "7\n_bad RuntimeError: PTXAS error; out of registers\n", "")
+    monkeypatch.setattr(ahead.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    lines = list(ahead.ahead(script_setting()))
+    assert (lines[0].value, lines[0].failed) == (7, False)
+    assert lines[1].what == "_bad does not compile"
+    assert lines[1].note == "RuntimeError: PTXAS error; out of registers"
+    assert lines[1].wrong
+
+
+def script_setting() -> Any:
+    from gpu_parts.lines import Setting
+
+    return Setting(torch.device("cuda:0"), False)
+
+
 def test_what_fails_dies_or_hangs_leaves_the_others(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +163,7 @@ def test_what_fails_dies_or_hangs_leaves_the_others(
         "hangs": ["begun"],
         "works": ["a figure", "a check"],
     }
-    assert said["lines"]["raises"][1]["note"] == "RuntimeError: the card is gone"
+    assert said["lines"]["raises"][1]["note"] == "RuntimeError: the card is gone; and a second line"
     assert said["lines"]["dies"][1]["note"] == "killed by SIGABRT: CUDA error: an illegal memory access"
     assert said["states"]["hangs"].startswith("stopped: its 6 s are over")
     assert said["states"]["works"].startswith("ended after")
@@ -227,12 +291,6 @@ def test_what_is_compiled_ahead_is_what_the_parts_run(script: Any) -> None:
     assert {job.model for job in ahead.jobs()} == {*shapes.TINY, *steps.REAL, models.QWEN3, models.DEEPSEEK}
     over_q8_0 = [job.model for job in ahead.jobs() if job.options.kv_dtype == "q8_0"]
     assert over_q8_0 == [*shapes.TINY, *steps.REAL]
-    found: dict[Any, Any] = {}
-    for job in ahead.jobs():
-        if job.model == shapes.TINY[1]:
-            ahead.launches_of(job, found)
-    read = {args[1].dtype for kernel, args, *_ in found.values() if kernel.__name__ == "_decode_split"}
-    assert read == {torch.bfloat16, torch.uint8}
 
 
 def test_not_a_number_is_wrong(script: Any) -> None:

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Rows of a prompt's step by which wrappers choose their kernels: products of up to 1, 2, 4, 8, 16, 32 and
-# more rows, experts by their rows on average; for the largest step weights are dequantised, if it has 512.
-WARM_ROWS = (256, 64, 32, 16, 8, 4, 2)
+# more rows, experts by their rows on average, which double from one to the next, so that each kind is among
+# them; for the largest step weights are dequantised, if it has 512.
+WARM_ROWS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
 class Place(NamedTuple):

@@ -65,31 +65,51 @@ def few(
     acc = tl.zeros([T, STEP, 16 * STRIPS], tl.float32)
     for first in range(0, tiles * GROUPS, STEP):
         group = first + place
-        tile, c = group // GROUPS, (group % GROUPS)[:, None]
+        tile = group // GROUPS
         there = tile < tiles
         mask = there[:, None] & (row // 16 < strips)
         at = (row // 16 * tiles + tile[:, None]) * BYTES
         x_at = x_quads + x_row[:, None] + (tile * COLUMNS // 4)[None, :]
         x_there = x_mask[:, None] & there[None, :]
-        for run in tl.static_range(0, 8, 8 // RUNS):  # words that share a scale
-            dots0 = tl.zeros([T, STEP, 16 * STRIPS], tl.float32)
-            sums0 = tl.zeros([T, STEP], tl.float32)
-            dots1, sums1 = dots0, sums0
-            for g in tl.static_range(run, run + 8 // RUNS):
-                low, high = load_codes(words, at, c, g, r, mask, FORMAT)
-                quads = x_at + (word_column(group % GROUPS, g, 0, FORMAT) // 4)[None, :]
-                u = codes(low, high, c, 0, FORMAT)
-                dots0, sums0 = add_word(dots0, sums0, u, tl.load(quads, mask=x_there, other=0))
-                if HALVES == 2:
-                    quads = x_at + (word_column(group % GROUPS, g, 1, FORMAT) // 4)[None, :]
-                    u = codes(low, high, c, 1, FORMAT)
-                    dots1, sums1 = add_word(dots1, sums1, u, tl.load(quads, mask=x_there, other=0))
-            scale, addend = load_scales(halfs, bytes, at, c, run, r, 0, mask, FORMAT)
-            acc += scale_sums(dots0, sums0, scale, addend, FORMAT)
-            if HALVES == 2:
-                scale, addend = load_scales(halfs, bytes, at, c, run, r, 1, mask, FORMAT)
-                acc += scale_sums(dots1, sums1, scale, addend, FORMAT)
+        c = group % GROUPS
+        if T < 8:
+            for run in tl.static_range(0, 8, 8 // RUNS):
+                acc = add_run(
+                    acc, words, halfs, bytes, at, x_at, x_there, c, run, r, mask, FORMAT, HALVES, RUNS
+                )  # fmt: skip
+        else:  # Q6_K's two runs at once would take 70 registers a thread more than there are
+            for run in range(0, 8, 8 // RUNS):
+                acc = add_run(
+                    acc, words, halfs, bytes, at, x_at, x_there, c, run, r, mask, FORMAT, HALVES, RUNS
+                )  # fmt: skip
     return tl.sum(acc, axis=1)
+
+
+@triton.jit
+def add_run(
+    acc, words, halfs, bytes, at, x_at, x_there, c, run, r, mask,
+    FORMAT: tl.constexpr, HALVES: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    """acc [T, S, R] += the products of a run, the words from `run` on that share a scale, of groups c [S]."""
+    dots0 = tl.zeros(acc.shape, tl.float32)
+    sums0 = tl.zeros([acc.shape[0], acc.shape[1]], tl.float32)
+    dots1, sums1 = dots0, sums0
+    for i in tl.static_range(8 // RUNS):
+        g = run + i
+        low, high = load_codes(words, at, c[:, None], g, r, mask, FORMAT)
+        quads = x_at + (word_column(c, g, 0, FORMAT) // 4)[None, :]
+        u = codes(low, high, c[:, None], 0, FORMAT)
+        dots0, sums0 = add_word(dots0, sums0, u, tl.load(quads, mask=x_there, other=0))
+        if HALVES == 2:
+            quads = x_at + (word_column(c, g, 1, FORMAT) // 4)[None, :]
+            u = codes(low, high, c[:, None], 1, FORMAT)
+            dots1, sums1 = add_word(dots1, sums1, u, tl.load(quads, mask=x_there, other=0))
+    scale, addend = load_scales(halfs, bytes, at, c[:, None], run, r, 0, mask, FORMAT)
+    acc += scale_sums(dots0, sums0, scale, addend, FORMAT)
+    if HALVES == 2:
+        scale, addend = load_scales(halfs, bytes, at, c[:, None], run, r, 1, mask, FORMAT)
+        acc += scale_sums(dots1, sums1, scale, addend, FORMAT)
+    return acc
 
 
 @triton.jit
