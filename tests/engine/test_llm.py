@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -299,3 +300,23 @@ def test_params_and_messages_of_another_type_are_refused_by_name(llm: LLM) -> No
     for messages, said in [("hi", "got str"), (["hi"], r"messages\[0\] must be a mapping .*, got str")]:
         with pytest.raises(UsageError, match=said):
             llm.chat(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_the_weights_go_with_the_model_and_wait_for_no_garbage_collection(
+    alphabet_model: Path, how: str
+) -> None:
+    """A cycle would keep gigabytes until Python looks for cycles, perhaps beside the next model."""
+    gc.collect()
+    gc.disable()
+    try:
+        llm = LLM(alphabet_model, context_tokens=512)
+        llm.generate("A", SamplingParams(temperature=0.0, max_tokens=3))
+        model = weakref.ref(llm.engine._runner.model)
+        if how == "closed":
+            llm.close()
+        else:
+            del llm
+        assert model() is None
+    finally:
+        gc.enable()

@@ -14,13 +14,13 @@ from isthmus.engine.state import State, StateKind
 from isthmus.formats.kv_cache import KvDtype
 from isthmus.models.config import DecoderConfig
 from isthmus.models.keys import Keys
-from isthmus.models.stages import LayerPart, stages_of
+from isthmus.models.stages import LayerPart, Stage, stages_of
 from isthmus.models.table import model_class
 from isthmus.modules.builder import Builder
 from isthmus.modules.lanes import Part
 from isthmus.modules.loader import PackedStore
 from isthmus.modules.on_gpu.step import DeviceStep, DeviceSteps
-from isthmus.modules.on_gpu.target import Targets
+from isthmus.modules.on_gpu.target import Target, Targets
 from isthmus.modules.router import Router
 from isthmus.modules.split import ExpertSplit
 from isthmus.weights.source import WeightSource
@@ -83,21 +83,25 @@ class Decoder:
         head = "output" if build.has("output.weight") else "token_embd"
         self.head = build.head(head, config.vocab_size, config.hidden)
         self.targets = [build.target(f"blk.{i}.attn_norm.weight") for i in range(len(layers))]
-        self.stages = stages_of(
-            [
-                (build.target("token_embd.weight"), self._embed),
-                *((target, self._layer(i)) for i, target in enumerate(self.targets)),
-                (build.target("output_norm.weight"), self._normalise),
-                (build.target(f"{head}.weight"), self._project),
-            ],
-            build.split,
-        )
+        self._layer_parts = [self._layer(i) for i in range(len(layers))]
+        names = ("token_embd.weight", "output_norm.weight", f"{head}.weight")
+        self._outer_targets = [build.target(name) for name in names]
+        self._split = build.split
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Made when asked for (0.1 ms): kept, they would hold the model that holds them, and its gigabytes
+        would stay until Python looks for cycles, perhaps after another model was loaded."""
+        embedding, norm, head = self._outer_targets
+        parts: list[tuple[Target | None, Part]] = [(embedding, self._embed)]
+        parts += zip(self.targets, self._layer_parts, strict=True)
+        return stages_of([*parts, (norm, self._normalise), (head, self._project)], self._split)
 
     def forward(self, batch: Batch, state: State) -> Tensor:
         if state.kv_dtype != self.kv_dtype:  # native code would write past the caches
             raise ValueError(f"a state of {state.kv_dtype} for a model loaded for {self.kv_dtype}")
         step = self.prepare(batch, state.num_blocks)
-        targets = {stage.target for stage in self.stages if stage.target is not None}
+        targets = {target for target in (*self._outer_targets, *self.targets) if target is not None}
         return self.compute(DeviceSteps.of(step, targets) if targets else step, state)
 
     def prepare(self, batch: Batch, num_blocks: int) -> Step:
