@@ -1,16 +1,19 @@
 """Loading: packing beside a plain copy of the same bytes, the start from a packed cache, and peak memory.
 
 python benches/load.py MODEL        one JSON line per question; the model's file should be in the page cache
+python benches/load.py --formats [NAME ...]     packing beside the copy, one line for each weight format
 
 pack          every matrix packed and copied in turn; share = the copy's time over the packing's
 start         from `import torch` to the first token, part by part: by packing, and from a packed cache (made
               here in a temporary folder and deleted again)
+formats       ROUNDS times in turn, experts of one shape from a file of their own; shares are medians
 memory        peak resident memory of loading and answering, without the pages mapped from files (design 3.4)
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import subprocess
@@ -19,14 +22,19 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from common import report
 from isthmus import native
 from isthmus.cli.measure import commit
+from isthmus.formats.spec import by_name
 from isthmus.modules.loader import pack
 from isthmus.native import ops
 from isthmus.resolve import resolve_model
+from isthmus.weights.random_blocks import BLOCKS
 from isthmus.weights.source import RawTensor, WeightSource, open_weights
 
 SAMPLE_S = 0.05
@@ -34,6 +42,9 @@ GIB = 1 << 30
 PACKED_BYTES = 4 * GIB  # of the model, at most
 SMALLEST_BYTES = 1 << 20
 STARTS = 3
+FORMAT_BYTES = 96 << 20  # of one format's file
+FORMAT_SHAPE = (768, 2048)  # rows and columns of an expert: qwen3-30b-a3b's gate
+ROUNDS = 9
 
 FIRST_TOKEN = """
 import json, sys, time
@@ -64,7 +75,7 @@ print(json.dumps({name: end - start for (_, start), (name, end) in zip(marks, ma
 def packing(source: WeightSource) -> dict[str, Any]:
     """Pack and copy take turns in going first; both find the pages in the page cache, not in the process."""
     pack_s = copy_s = total = 0.0
-    works = [packing_seconds, lambda source, raw: ops.copy_seconds(raw.data)]
+    works = [packing_seconds, lambda raw: ops.copy_seconds(raw.data)]
     for index, raw in enumerate(source.tensors.values()):
         if len(raw.shape) < 2 or raw.nbytes < SMALLEST_BYTES or total > PACKED_BYTES:
             continue
@@ -74,7 +85,7 @@ def packing(source: WeightSource) -> dict[str, Any]:
         seconds = [0.0, 0.0]
         for which in (0, 1) if index % 2 else (1, 0):
             source.release(raw.name)
-            seconds[which] = works[which](source, raw)
+            seconds[which] = works[which](raw)
         pack_s, copy_s, total = pack_s + seconds[0], copy_s + seconds[1], total + raw.nbytes
     return {
         "gb": round(total / 1e9, 2),
@@ -84,10 +95,38 @@ def packing(source: WeightSource) -> dict[str, Any]:
     }
 
 
-def packing_seconds(source: WeightSource, raw: RawTensor) -> float:
+def packing_seconds(raw: RawTensor) -> float:
     started = time.perf_counter()
     pack(raw)
     return time.perf_counter() - started
+
+
+def format_packing(name: str) -> dict[str, Any]:
+    """The same of one format alone; every round packs and copies the same pages, new in the process."""
+    spec, (rows, columns) = by_name(name), FORMAT_SHAPE
+    count = rows * columns // spec.block_columns
+    expert = BLOCKS[name](np.random.default_rng(0), count, columns**-0.5).tobytes()
+    experts = FORMAT_BYTES // len(expert)
+    seconds = []  # of packing and of the copy
+    with tempfile.TemporaryFile(dir="/var/tmp") as file:  # on a disk, as models are
+        for _ in range(experts):
+            file.write(expert)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        raw = RawTensor(name, (experts, rows, columns), spec, memoryview(mapped), Path("/var/tmp"))
+        ops.copy_seconds(raw.data)
+        for turn in range(ROUNDS):
+            took = [0.0, 0.0]
+            for which in (0, 1) if turn % 2 else (1, 0):
+                mapped.madvise(mmap.MADV_DONTNEED)
+                took[which] = packing_seconds(raw) if which == 0 else ops.copy_seconds(raw.data)
+            seconds.append(took)
+    total = experts * len(expert)
+    return {
+        "gb_s": round(total / median(pack_s for pack_s, _ in seconds) / 1e9, 2),
+        "copy_gb_s": round(total / median(copy_s for _, copy_s in seconds) / 1e9, 2),
+        "copy_share": round(median(copy_s / pack_s for pack_s, copy_s in seconds), 3),
+    }
 
 
 def start(path: Path, environment: dict[str, str]) -> dict[str, float]:
@@ -123,6 +162,11 @@ def memory(path: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
+    if sys.argv[1] == "--formats":
+        for name in sys.argv[2:] or BLOCKS:
+            facts = {"threads": native.num_threads(), "commit": commit()}
+            report(bench="load", case="formats", format=name, **facts, **format_packing(name))
+        return
     path = resolve_model(sys.argv[1])
     with closing(open_weights(path)) as source, tempfile.TemporaryDirectory(dir=path.parent) as folder:
         weights = sum(raw.nbytes for raw in source.tensors.values())

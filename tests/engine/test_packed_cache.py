@@ -237,6 +237,49 @@ def test_a_disk_that_fills_up_leaves_nothing(
     assert [p.suffix for p in cache_folder.iterdir()] == [".lock"]
 
 
+def test_an_interrupted_packing_leaves_nothing_and_the_next_one_works(
+    model: Path, cache_folder: Path
+) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with closing(open_weights(model)) as source:
+        with pytest.raises(KeyboardInterrupt):
+            make_cache(source, interrupt)
+        assert [p.suffix for p in cache_folder.iterdir()] == [".lock"]
+        make_cache(source)
+        verify_cache(source)
+
+
+def test_a_model_that_is_written_while_it_is_packed_gets_no_cache(model: Path, cache_folder: Path) -> None:
+    def write(done: int, total: int) -> None:
+        if done > total // 2:
+            os.utime(model, ns=(1, 1))  # what any write to it changes
+
+    with (
+        closing(open_weights(model)) as source,
+        pytest.raises(ModelFileError, match="changed while it was in"),
+    ):
+        make_cache(source, write)
+    assert [p.suffix for p in cache_folder.iterdir()] == [".lock"]
+
+
+def test_a_last_tensor_that_is_written_while_it_is_packed_gets_no_cache(
+    model: Path, cache_folder: Path
+) -> None:
+    def write(done: int, total: int) -> None:
+        if done == total:
+            os.utime(model, ns=(1, 1))
+
+    with (
+        closing(open_weights(model)) as source,
+        pytest.raises(ModelFileError, match="changed while it was in"),
+    ):
+        make_cache(source, write)
+    assert [p.suffix for p in cache_folder.iterdir()] == [".lock"]
+
+
 def test_two_processes_that_make_it_at_once_do_no_harm(model: Path, cache_folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from isthmus.engine.engine import Engine\n"

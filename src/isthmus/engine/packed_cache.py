@@ -82,6 +82,8 @@ def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
             with atomic_file(path) as (out, _):
                 writer = CacheWriter(out, 4 * total + _SLACK_BYTES + (len(source.tensors) << 17))
                 load_model(source, RunOptions(), counted(progress, total), writer)
+                for name in source.tensors:  # each was checked before it was read, none since
+                    source.check(name)
                 writer.finish(identity)
             stamp_verified(path)
     except OSError as error:
