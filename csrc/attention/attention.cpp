@@ -116,13 +116,15 @@ void run_attention(const AttentionArgs& a, const std::vector<RowRun>& runs) {
   ThreadPool& pool = ThreadPool::instance();
   const AttentionPlan plan = plan_attention(a, runs, pool.num_threads());
   const RowKernels& kernel = kernels().rows;
-  const bool amx = !a.exact && kernel.attention_amx != nullptr && attention_fits_amx(a.qk_dim, a.v_dim);
-  const auto attend = amx ? kernel.attention_amx : kernel.attention;
-  if (amx) pool.set_enter_hook(kernels().matmul.enter_thread);
+  const int step = kernel.attention_bf16_step;
+  const bool bf16 =
+      !a.exact && kernel.attention_bf16 != nullptr && a.qk_dim % step == 0 && a.v_dim % step == 0;
+  const auto attend = bf16 ? kernel.attention_bf16 : kernel.attention;
+  if (bf16) pool.set_enter_hook(kernels().matmul.enter_thread);
   AttentionArgs shared = a;
   shared.partials = partials.grow<float>(plan.partial_floats);
-  const size_t scratch_bytes = sizeof(float) * (amx ? attention_amx_scratch_floats(a.qk_dim, a.v_dim)
-                                                    : attention_scratch_floats(a.qk_dim, a.v_dim));
+  const size_t scratch_bytes = sizeof(float) * (bf16 ? attention_bf16_scratch_floats(a.qk_dim, a.v_dim)
+                                                     : attention_scratch_floats(a.qk_dim, a.v_dim));
   shared.items = plan.items.data();
   pool.parallel(static_cast<int64_t>(plan.items.size()), 1, [&](int64_t begin, int64_t end, int worker) {
     AttentionArgs mine = shared;

@@ -102,8 +102,9 @@ struct RowKernels {
   void (*read_rows)(const ReadRowsArgs& a, int64_t row_begin, int64_t row_end);
   // GQA, absorbed MLA and plain attention alike; merge joins what several items computed of one row.
   void (*attention)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
-  // The same within a tolerance, on matrix tiles, where attention_fits_amx(); null without them.
-  void (*attention_amx)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
+  // The same within a tolerance, by bf16 products, where both dims are multiples of the step; or null.
+  int attention_bf16_step;
+  void (*attention_bf16)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
   void (*attention_merge)(const AttentionArgs& a, int64_t item_begin, int64_t item_end);
   void (*router_topk)(const RouterArgs& a, int64_t row_begin, int64_t row_end);
 };

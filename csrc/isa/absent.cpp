@@ -9,6 +9,9 @@ namespace isthmus {
 #ifdef ISTHMUS_WITHOUT_avx2vnni
 const KernelTable& avx2vnni_table() { std::abort(); }
 #endif
+#ifdef ISTHMUS_WITHOUT_avx512bf16
+const KernelTable& avx512bf16_table() { std::abort(); }
+#endif
 #ifdef ISTHMUS_WITHOUT_amx
 const KernelTable& amx_table() { std::abort(); }
 #endif

@@ -10,7 +10,8 @@ namespace isthmus {
 const RowKernels& amx_rows() {
   static const RowKernels kernels = [] {
     RowKernels rows = avx512_rows();
-    rows.attention_amx = &amx::attention_amx;
+    rows.attention_bf16 = &amx::attention_amx;
+    rows.attention_bf16_step = 32;
     return rows;
   }();
   return kernels;

@@ -48,7 +48,7 @@ bool request_tiles() {
 }
 
 struct Cpu {
-  bool avx2 = false, avx2vnni = false, avx512 = false, amx = false;
+  bool avx2 = false, avx2vnni = false, avx512 = false, avx512bf16 = false, amx = false;
 };
 
 Cpu detect() {
@@ -61,7 +61,8 @@ Cpu detect() {
   cpu.avx2vnni = cpu.avx2 && bit(seven_1.a, 4);
   cpu.avx512 = cpu.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
                bit(seven.b, 31) && bit(seven.c, 11);                                // F DQ BW VL VNNI
-  cpu.amx = cpu.avx512 && bit(seven.c, 1) && bit(seven_1.a, 5) && request_tiles();  // AVX512_VBMI and _BF16
+  cpu.avx512bf16 = cpu.avx512 && bit(seven_1.a, 5);
+  cpu.amx = cpu.avx512bf16 && bit(seven.c, 1) && request_tiles();  // AVX512_VBMI
   return cpu;
 }
 
@@ -89,7 +90,7 @@ struct Isas {
       : all{{"scalar", scalar_table, true, kGemmMinRows},
             {"avx2", avx2_table, cpu.avx2, kGemmMinRows},
             {"avx2vnni", avx2vnni_table, cpu.avx2vnni, kGemmMinRows},
-            {"avx512", avx512_table, cpu.avx512, kAvx512GemmMinRows},
+            {"avx512", cpu.avx512bf16 ? avx512bf16_table : avx512_table, cpu.avx512, kAvx512GemmMinRows},
             {"amx", amx_table, cpu.amx, kGemmMinRows}} {
     for (const Isa& isa : all) {
       if (isa.runnable) runnable[count++] = isa.name;

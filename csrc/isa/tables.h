@@ -11,6 +11,7 @@ const KernelTable& scalar_bf16_table();
 const KernelTable& avx2_table();
 const KernelTable& avx2vnni_table();
 const KernelTable& avx512_table();
+const KernelTable& avx512bf16_table();
 const KernelTable& amx_table();
 
 const RowKernels& scalar_rows();

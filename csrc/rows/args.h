@@ -143,7 +143,7 @@ struct AttentionArgs {
   // Set by attention/attention.cpp.
   const AttentionItem* items;
   float* partials;  // [rows of the item][v_dim rounded up to 16 + 16] for every item that is not finished
-  float* scratch = nullptr;  // attention_scratch_floats(), for the amx driver attention_amx_scratch_floats()
+  float* scratch = nullptr;  // attention_scratch_floats(), of bf16 products attention_bf16_scratch_floats()
 };
 
 // Query rows (rows x heads) one item may have. A block of keys is widened and transposed once per item: with
@@ -159,18 +159,31 @@ constexpr int64_t attention_state_floats(int v_dim) {
   return padded_dim(v_dim) + 16;
 }  // O, then maximum and sum
 
-constexpr int64_t attention_scratch_floats(int qk_dim, int v_dim) {
-  return kBlockTokens * (qk_dim + padded_dim(v_dim) + scale_groups(qk_dim > v_dim ? qk_dim : v_dim)) +
-         attention_tile_rows(qk_dim, v_dim) * (kBlockTokens + 2 * attention_state_floats(v_dim));
+// Queries that share the lanes of a vector, and how many such tiles an item has at most.
+constexpr int kAttentionLanes = 8;
+constexpr int kAttentionMaxTiles = 64 / kAttentionLanes;
+
+// Memory of the driver on vectors beside that of the task: scores, maxima and sums of the queries, 64 columns
+// of the values, the queries once more, 8 keys.
+constexpr int64_t attention_driver_floats(int qk_dim, int v_dim) {
+  const int64_t rows = attention_tile_rows(qk_dim, v_dim);
+  return rows * (kBlockTokens + 4) + kBlockTokens * 64 + (rows + kAttentionLanes) * padded_dim(qk_dim);
 }
 
-// What the driver on matrix tiles can take: whole steps of 32 dimensions.
-constexpr bool attention_fits_amx(int qk_dim, int v_dim) { return qk_dim % 32 == 0 && v_dim % 32 == 0; }
+constexpr int64_t attention_scratch_floats(int qk_dim, int v_dim) {
+  const int64_t rows = attention_tile_rows(qk_dim, v_dim);
+  return 2 * rows * attention_state_floats(v_dim) +
+         kBlockTokens * scale_groups(qk_dim > v_dim ? qk_dim : v_dim) + attention_driver_floats(qk_dim, v_dim);
+}
 
-constexpr int64_t attention_amx_scratch_floats(int qk_dim, int v_dim) {
+// Memory of a driver with bf16 products stands after that of the fp32 driver, which may have to take over: on
+// matrix tiles (attention_amx.h), or on vectors.
+constexpr int64_t attention_bf16_scratch_floats(int qk_dim, int v_dim) {
   const int64_t rows = attention_tile_rows(qk_dim, v_dim);
   const int64_t bf16_values = rows * (qk_dim + kSplitTokens) + int64_t{kSplitTokens} * v_dim + 32 * qk_dim;
-  return attention_scratch_floats(qk_dim, v_dim) + rows * kSplitTokens + bf16_values / 2;
+  const int64_t tiles = rows * kSplitTokens + bf16_values / 2;
+  const int64_t vectors = attention_driver_floats(qk_dim, v_dim);
+  return attention_scratch_floats(qk_dim, v_dim) + (tiles > vectors ? tiles : vectors);
 }
 
 struct RouterArgs {

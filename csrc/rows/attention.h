@@ -1,214 +1,246 @@
-// Attention over keys in blocks, the fp32 driver: an item's query rows against its splits of the keys, and
-// the merging of splits.
+// Attention over keys in blocks of 64: scores, a softmax step and weighted values of each, by the products of
+// an instruction set (attention_f32.h, attention_bf16.h).
 //
-// The result of a query row is defined without regard to who computes it: keys in blocks of 64 aligned to
-// position 0, the softmax state of every 512 keys built alone, states merged in order. GQA, absorbed MLA (one
-// kv head, all query heads, v inside k) and plain attention over contiguous keys are the same code.
+// Queries are taken 8 at a time, the lanes of a vector: each lane pair (four lanes) of a query meets as many
+// dimensions of a key, broadcast from where the key stands. So no key is transposed, a softmax needs no
+// reduction across lanes, and what a query gets does not depend on its neighbours.
 #pragma once
 
-#include "rows/args.h"
-#include "rows/attention_block.h"
+#include "rows/attention_f32.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
-// The item's query rows in order (row, head), heads innermost: rows at rising positions, so that those with
-// any key in a block are neighbours.
-struct AttentionTask {
-  const AttentionArgs& a;
-  const AttentionItem& item;
-  float* keys;    // [qk_dim][64] of the present block
-  float* values;  // [64][padded]
-  float* scales;  // of Q8_0: [groups of the wider][64], of the present block's keys, then of its values
-  float* scores;  // [query rows][64]
-  float* split;   // [query rows] states of the present split
-  float* total;   // [query rows] states of the splits before
-  int64_t padded, state_floats;
+constexpr int kTileQueries = kAttentionLanes;
+// Keys and tiles of queries of one product loop: as many sums as the registers hold beside its operands.
+constexpr int kTileKeys = kManyRegisters ? 8 : 4;
 
-  ISTHMUS_INLINE AttentionTask(const AttentionArgs& a, const AttentionItem& item)
-      : a(a), item(item), padded(padded_dim(a.v_dim)), state_floats(attention_state_floats(a.v_dim)) {
-    if (a.scratch == nullptr) return;  // merging needs none
-    const int rows = attention_tile_rows(a.qk_dim, a.v_dim);
-    keys = a.scratch;
-    values = keys + int64_t{kBlockTokens} * a.qk_dim;
-    scales = values + kBlockTokens * padded;
-    scores = scales + kBlockTokens * scale_groups(a.qk_dim > a.v_dim ? a.qk_dim : a.v_dim);
-    split = scores + int64_t{kBlockTokens} * rows;
-    total = split + rows * state_floats;
-  }
+template <class P>
+struct BlockAttention {
+  using Element = typename P::Element;
+  const AttentionTask& t;
+  int tiles;
+  int64_t dims;     // qk_dim, padded
+  float* scores;    // [tiles][64 keys][8 queries], then their weights
+  float* maxima;    // [tiles][2][8], twice the same
+  float* sums;      // [tiles][2][8]
+  float* values;    // what P makes of them
+  Element* q;       // [tiles][dims / kStep][8][kStep]
+  Element* keys;    // [8][dims], of keys that cannot be read where they stand
 
-  ISTHMUS_INLINE int num_queries() const { return item.rows * item.heads; }
-  ISTHMUS_INLINE const float* query(int i) const {
-    return a.q + (item.row + i / item.heads) * a.q_row_stride +
-           (item.head + i % item.heads) * a.q_head_stride;
-  }
-  ISTHMUS_INLINE SoftmaxState state(float* states, int i) const {
-    return {states + i * state_floats, padded};
-  }
-  ISTHMUS_INLINE float* carried(int i) const {
-    return a.carried +
-           ((item.row + i / item.heads) * int64_t{a.heads} + item.head + i % item.heads) * state_floats;
-  }
-  // Keys [first, last) that row `row` of the item sees.
-  ISTHMUS_INLINE int64_t last_key(int row) const {
-    const int64_t last = int64_t{a.positions[item.row + row]} + 1;
-    return last < a.end_key ? last : a.end_key;
-  }
-  ISTHMUS_INLINE int64_t first_key(int row) const {
-    const int64_t last = int64_t{a.positions[item.row + row]} + 1;
-    return a.window > 0 && last > a.window ? last - a.window : 0;
+  ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory)
+      : t(task), tiles((task.num_queries() + kTileQueries - 1) / kTileQueries), dims(padded_dim(t.a.qk_dim)) {
+    const int rows = attention_tile_rows(t.a.qk_dim, t.a.v_dim);
+    scores = memory;
+    maxima = scores + rows * kBlockTokens;
+    sums = maxima + 2 * rows;
+    values = sums + 2 * rows;
+    q = reinterpret_cast<Element*>(values + P::kValueFloats);
+    keys = q + rows * dims;
+    pack_queries();
   }
 
-  // Where a block's keys (or values) of this kv head begin.
-  ISTHMUS_INLINE int64_t place_of(int64_t block, int64_t block_stride, int64_t head_stride) const {
-    const int64_t place = a.block_tables == nullptr
-                              ? block - a.first_block
-                              : a.block_tables[a.sequences[item.row] * a.max_blocks + block];
-    return place * block_stride + item.kv_head * head_stride;
-  }
-
-  ISTHMUS_INLINE BlockRows keys_of(int64_t block) const {
-    const KeyValueView& kv = a.kv;
-    return {kv.k, kv.type, place_of(block, kv.k_block_stride, kv.k_head_stride), kv.k_token_stride, nullptr};
-  }
-  ISTHMUS_INLINE BlockRows values_of(int64_t block) const {
-    const KeyValueView& kv = a.kv;
-    return {kv.v, kv.type, place_of(block, kv.v_block_stride, kv.v_head_stride), kv.v_token_stride, nullptr};
-  }
-
-  // Transposes the first `count` keys of a block, asking for the next block's memory meanwhile. Their values
-  // are widened too if there are enough query rows to make up for it.
-  ISTHMUS_INLINE BlockRows load_block(int64_t block, int count, int queries, bool more) const {
-    const BlockRows next_k = keys_of(more ? block + 1 : block), next_v = values_of(more ? block + 1 : block);
-    const BlockRows k = with_scales(keys_of(block), a.qk_dim, scales);
-    for (int key = 0; key < kBlockTokens; key += 16) {
-      if (key >= count && key % (16 * kWide) == 0) break;  // score_tile reads whole tiles
-      if (more) {
-        prefetch_rows(next_k, key, a.qk_dim);
-        if (a.kv.v != a.kv.k) prefetch_rows(next_v, key, a.v_dim);
+  // Queries past the last are zero.
+  inline void pack_queries() const {
+    constexpr size_t kBytes = P::kStep * sizeof(Element);
+    for (int i = 0; i < tiles * kTileQueries; i++) {
+      Element* to = q + i / kTileQueries * kTileQueries * dims + i % kTileQueries * P::kStep;
+      if (i < t.num_queries()) {
+        P::round_query(t.query(i), t.a.qk_dim, keys);
+      } else {
+        memset(keys, 0, static_cast<size_t>(dims) * sizeof(Element));
       }
-      transpose_keys(k, key, count - key, a.qk_dim, keys + key);
-    }
-    const BlockRows v = with_scales(values_of(block), a.v_dim, scales);
-    const bool direct = v.type == CacheType::F32 || queries <= kDirectQueries;
-    if (direct && a.v_dim % 16 == 0) return v;
-    widen_values(v, count, a.v_dim, values);
-    return {values, CacheType::F32, 0, padded, nullptr};
-  }
-
-  // Scores, softmax step and values of NR neighbouring queries from `first`, each with its own range of keys.
-  template <int NR>
-  inline void attend(int first, int64_t block_begin, int count, const BlockRows& v) const {
-    const float* q[NR];
-    float* s[NR];
-    float* o[NR];
-    int begin[NR], end[NR], common_begin = 0, common_end = kBlockTokens;
-    for (int r = 0; r < NR; r++) {
-      q[r] = query(first + r);
-      s[r] = scores + int64_t{kBlockTokens} * (first + r);
-      o[r] = split + (first + r) * state_floats;
-      const int row = (first + r) / item.heads;
-      const int64_t from = first_key(row) - block_begin, to = last_key(row) - block_begin;
-      begin[r] = from > 0 ? static_cast<int>(from) : 0;
-      end[r] = to < kBlockTokens ? static_cast<int>(to) : kBlockTokens;
-      if (begin[r] > common_begin) common_begin = begin[r];
-      if (end[r] < common_end) common_end = end[r];
-    }
-    for (int key = 0; key < count; key += 16 * kWide) {
-      float* at[NR];
-      for (int r = 0; r < NR; r++) at[r] = s[r] + key;
-      score_tile<NR>(q, keys + key, a.qk_dim, at);
-    }
-    for (int r = 0; r < NR; r++) state(split, first + r).take(s[r], a.scale, begin[r], end[r]);
-    // A key that only some of the rows see must not touch the others: 0 times its value may be NaN or -0.
-    if (common_begin > common_end) common_begin = common_end;
-    for (int r = 0; r < NR; r++) {
-      const int stop = end[r] < common_begin ? end[r] : common_begin;
-      add_values<1>(s + r, v, padded, begin[r], stop, o + r);
-    }
-    add_values<NR>(s, v, padded, common_begin, common_end, o);
-    for (int r = 0; r < NR; r++) {
-      const int start = begin[r] > common_end ? begin[r] : common_end;
-      add_values<1>(s + r, v, padded, start, end[r], o + r);
+      for (int64_t d = 0; d < dims; d += P::kStep) memcpy(to + kTileQueries * d, keys + d, kBytes);
     }
   }
 
-  inline void attend_block(int64_t block, bool more) const {
+  // scores[tile][key] of kTileKeys keys and NT tiles.
+  template <int NT>
+  inline void score_tile(const Element* const* k, int tile, int key) const {
+    f32v sum[NT][kTileKeys];
+    for (int i = 0; i < NT; i++) {
+      for (int j = 0; j < kTileKeys; j++) sum[i][j] = zero();
+    }
+    const Element* from = q + tile * kTileQueries * dims;
+    for (int64_t d = 0; d < t.a.qk_dim; d += P::kStep) {
+      f32v x[NT];
+      for (int i = 0; i < NT; i++) x[i] = P::load_queries(from + kTileQueries * (i * dims + d));
+      for (int j = 0; j < kTileKeys; j++) {
+        const f32v y = P::load_key(k[j] + d);
+        for (int i = 0; i < NT; i++) sum[i][j] = P::multiply_add(sum[i][j], x[i], y);
+      }
+    }
+    for (int i = 0; i < NT; i++) {
+      float* to = scores + kTileQueries * ((tile + i) * kBlockTokens + key);
+      for (int j = 0; j < kTileKeys; j += 2) store(to + 8 * j, add_neighbours(sum[i][j], sum[i][j + 1]));
+    }
+  }
+
+  // Scores of the block's keys [begin, end), and up to the next multiples of kTileKeys any.
+  inline void score(const BlockRows& from, int begin, int end, int tile_begin, int tile_end) const {
+    for (int key = begin / kTileKeys * kTileKeys; key < end; key += kTileKeys) {
+      const Element* k[kTileKeys];
+      for (int i = 0; i < kTileKeys; i++) {
+        const int one = key + i < end ? key + i : end - 1;  // memory past the end is not read
+        k[i] = P::in_place(from, one, t.a.qk_dim);
+        if (k[i] != nullptr) continue;
+        k[i] = keys + (one - key) * dims;
+        if (one == key + i) P::copy(from, one, t.a.qk_dim, keys + i * dims);
+      }
+      int tile = tile_begin;
+      if constexpr (kManyRegisters) {
+        for (; tile + 2 <= tile_end; tile += 2) score_tile<2>(k, tile, key);
+      }
+      for (; tile < tile_end; tile++) score_tile<1>(k, tile, key);
+    }
+  }
+
+  ISTHMUS_INLINE int rows_of(int tile) const {
+    const int left = t.num_queries() - tile * kTileQueries;
+    return left < kTileQueries ? left : kTileQueries;
+  }
+
+  // Keys that each query of a tile sees in the present block.
+  struct Seen {
+    int begin[kTileQueries], end[kTileQueries];
+    bool all;  // by all of them
+  };
+  ISTHMUS_INLINE Seen seen_of(int tile, int64_t block_begin) const {
+    Seen seen;
+    seen.all = true;
+    for (int i = 0; i < kTileQueries; i++) {  // queries past the last are as the last
+      const int query = tile * kTileQueries + i;
+      const int row = (query < t.num_queries() ? query : t.num_queries() - 1) / t.item.heads;
+      seen.begin[i] = in_block(t.first_key(row) - block_begin);
+      seen.end[i] = in_block(t.last_key(row) - block_begin);
+      seen.all = seen.all && seen.begin[i] == 0 && seen.end[i] == kBlockTokens;
+    }
+    return seen;
+  }
+  static ISTHMUS_INLINE int in_block(int64_t key) {
+    return key < 0 ? 0 : key > kBlockTokens ? kBlockTokens : static_cast<int>(key);
+  }
+
+  // Scores of keys [begin, end) become weights, 0 where a query does not see the key. What a query has summed
+  // so far is scaled to its new maximum.
+  inline void weigh(int tile, const Seen& seen, int begin, int end) const {
+    float* s = scores + int64_t{tile} * kTileQueries * kBlockTokens;
+    float* const o = t.split + tile * kTileQueries * t.state_floats;
+    const int first = begin / 2, last = (end + 1) / 2;
+    const f32v lowest = set1(-__builtin_inff()), scale = set1(t.a.scale);
+    f32v top[2] = {lowest, lowest};
+    if (seen.all) {
+      for (int pair = first; pair < last; pair++) {
+        const f32v x = mul(load(s + 16 * pair), scale);
+        store(s + 16 * pair, x);
+        top[pair % 2] = max(x, top[pair % 2]);  // this order of arguments drops NaN, which the weights keep
+      }
+    } else {
+      float from[16], to[16];
+      for (int i = 0; i < 16; i++) {
+        from[i] = static_cast<float>(seen.begin[i % 8] - i / 8);
+        to[i] = static_cast<float>(seen.end[i % 8] - i / 8);
+      }
+      for (int pair = first; pair < last; pair++) {
+        const f32v key = set1(static_cast<float>(2 * pair));
+        const f32v x = mul(load(s + 16 * pair), scale);
+        const f32v kept = select_lt(key, load(from), lowest, select_lt(key, load(to), x, lowest));
+        store(s + 16 * pair, kept);
+        top[0] = max(kept, top[0]);
+      }
+    }
+    f32v now = max(top[0], top[1]);
+    now = max(now, swap_halves(now));
+    const f32v before = load(maxima + 16 * tile);
+    now = max(now, before);
+    const f32v shift = select_lt(lowest, now, now, zero());  // a query may have no key yet
+    f32v sum[2] = {zero(), zero()};
+    for (int pair = first; pair < last; pair++) {
+      const f32v w = P::weight(sub(load(s + 16 * pair), shift));
+      sum[pair % 2] = add(sum[pair % 2], w);
+      P::store_weights(s, pair, w);
+    }
+    f32v block_sum = add(sum[0], sum[1]);
+    block_sum = add(block_sum, swap_halves(block_sum));
+    const f32v factor = P::weight(sub(before, shift));
+    store(maxima + 16 * tile, now);
+    store(sums + 16 * tile, add(mul(load(sums + 16 * tile), factor), block_sum));
+    float factors[16];
+    store(factors, factor);
+    const int rows = rows_of(tile);
+    for (int i = 0; i < rows; i++) {
+      if (factors[i] != 1) scale_row(factors[i], t.padded, o + i * t.state_floats);
+    }
+  }
+
+  // False if another driver has to compute the split.
+  inline bool attend_block(int64_t block, bool more) const {
     const int64_t block_begin = block * kBlockTokens;
-    int row_begin = 0, row_end = item.rows;
-    while (row_begin < row_end && last_key(row_begin) <= block_begin) row_begin++;
-    while (row_begin < row_end && first_key(row_end - 1) >= block_begin + kBlockTokens) row_end--;
-    if (row_begin == row_end) return;
-    const int64_t left = last_key(row_end - 1) - block_begin;
-    const int count = left < kBlockTokens ? static_cast<int>(left) : kBlockTokens;
-    const BlockRows v = load_block(block, count, (row_end - row_begin) * item.heads, more);
-    int i = row_begin * item.heads;
-    const int end = row_end * item.heads;
-    for (; i + kQueryRows <= end; i += kQueryRows) attend<kQueryRows>(i, block_begin, count, v);
-    switch (end - i) {
-      case 3:
-        return attend<3>(i, block_begin, count, v);
-      case 2:
-        return attend<2>(i, block_begin, count, v);
-      case 1:
-        return attend<1>(i, block_begin, count, v);
-      default:
-        return;
-    }
-  }
+    int row_begin = 0, row_end = t.item.rows;
+    while (row_begin < row_end && t.last_key(row_begin) <= block_begin) row_begin++;
+    while (row_begin < row_end && t.first_key(row_end - 1) >= block_begin + kBlockTokens) row_end--;
+    if (row_begin == row_end) return true;
+    const int begin = in_block(t.first_key(row_begin) - block_begin);
+    const int end = in_block(t.last_key(row_end - 1) - block_begin);
+    const int tile_begin = row_begin * t.item.heads / kTileQueries;
+    const int tile_end = (row_end * t.item.heads + kTileQueries - 1) / kTileQueries;
+    score(with_scales(t.keys_of(block), t.a.qk_dim, t.scales), begin, end, tile_begin, tile_end);
 
-  ISTHMUS_INLINE void finish(float* states) const {
-    for (int i = 0; i < num_queries(); i++) {
-      const int64_t row = item.row + i / item.heads, head = item.head + i % item.heads;
-      state(states, i).finish(a.sinks == nullptr ? nullptr : a.sinks + head, a.v_dim,
-                              a.out + row * a.out_row_stride + head * a.out_head_stride);
+    Seen seen[kAttentionMaxTiles];
+    for (int tile = tile_begin; tile < tile_end; tile++) {
+      seen[tile] = seen_of(tile, block_begin);
+      weigh(tile, seen[tile], begin, end);
     }
-  }
-
-  // The states of the splits before these: empty, or as the call before left them.
-  inline void begin_total() const {
-    for (int i = 0; i < num_queries(); i++) {
-      state(total, i).clear();
-      if (a.carry_in) state(total, i).merge({carried(i), padded});
+    const BlockRows v = with_scales(t.values_of(block), t.a.v_dim, t.scales);
+    const int all_begin = in_block(t.first_key(row_end - 1) - block_begin);
+    const int all_end = in_block(t.last_key(row_begin) - block_begin);
+    if (P::spoiled(v, begin, all_begin, t.a.v_dim) || P::spoiled(v, all_end, end, t.a.v_dim)) return false;
+    for (int64_t column = 0; column < t.padded; column += P::kColumns) {
+      const int64_t columns = t.padded - column < P::kColumns ? t.padded - column : P::kColumns;
+      const auto some =
+          P::prepare(v, column, columns, t.a.v_dim, begin, end, tile_end - tile_begin > 1, values);
+      for (int tile = tile_begin; tile < tile_end; tile++) {
+        const int first = tile * kTileQueries;
+        P::add_values(scores + int64_t{first} * kBlockTokens, some, seen[tile].begin, seen[tile].end,
+                      rows_of(tile), t.split + first * t.state_floats,
+                      t.state_floats, column, columns);
+      }
     }
+    return true;
   }
 
   // States of the queries over the keys of split `s` alone.
-  inline void attend_split(int64_t s) const {
+  inline bool attend_split(int64_t s) const {
     constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
-    const int64_t first_block = first_key(0) / kBlockTokens;
-    const int64_t end_block = (last_key(item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
-    for (int i = 0; i < num_queries(); i++) state(split, i).clear();
+    const int64_t first_block = t.first_key(0) / kBlockTokens;
+    const int64_t end_block = (t.last_key(t.item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
+    for (int i = 0; i < t.num_queries(); i++) t.state(t.split, i).clear();
+    for (int tile = 0; tile < tiles; tile++) {
+      store(maxima + 16 * tile, set1(-__builtin_inff()));
+      store(sums + 16 * tile, zero());
+    }
     for (int64_t block = s * kSplitBlocks; block < (s + 1) * kSplitBlocks; block++) {
-      if (block >= first_block && block < end_block) attend_block(block, block + 1 < end_block);
+      if (block < first_block || block >= end_block) continue;
+      if (!attend_block(block, block + 1 < end_block)) return false;
     }
-  }
-
-  // fill(s) puts the states of one split into `split`; they are merged in order.
-  template <class Fill>
-  inline void run(const Fill& fill) const {
-    const int queries = num_queries();
-    const size_t state_bytes = static_cast<size_t>(state_floats) * sizeof(float);
-    const bool one_split = item.split_end - item.split_begin == 1 && !a.carry_in && !a.carry_out;
-    if (!one_split) begin_total();
-    for (int64_t s = item.split_begin; s < item.split_end; s++) {
-      fill(s);
-      for (int i = 0; i < queries && !one_split; i++) state(total, i).merge(state(split, i));
+    for (int i = 0; i < t.num_queries(); i++) {
+      const SoftmaxState state = t.state(t.split, i);
+      const int lane = i / kTileQueries * 16 + i % kTileQueries;
+      state.maximum() = maxima[lane];
+      state.sum() = sums[lane];
     }
-    float* states = one_split ? split : total;
-    if (a.carry_out) {
-      for (int i = 0; i < queries; i++) memcpy(carried(i), states + i * state_floats, state_bytes);
-    } else if (item.partial >= 0) {
-      memcpy(a.partials + item.partial, states, queries * state_bytes);
-    } else {
-      finish(states);
-    }
+    return true;
   }
 };
+
+inline void attend_in_fp32(const AttentionTask& task, int64_t split) {
+  BlockAttention<F32Products>(task, task.driver).attend_split(split);
+}
 
 inline void attention(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
   for (int64_t i = item_begin; i < item_end; i++) {
     const AttentionTask task(a, a.items[i]);
-    task.run([&](int64_t s) { task.attend_split(s); });
+    const BlockAttention<F32Products> blocks(task, task.driver);
+    task.run([&](int64_t s) ISTHMUS_INLINE_LAMBDA { blocks.attend_split(s); });
   }
 }
 

@@ -97,14 +97,12 @@ struct AmxSplit {
   ISTHMUS_INLINE void prefetch_keys(int64_t key, int64_t last) const {
     if (t.a.kv.type == CacheType::F32 || key >= last) return;
     const BlockRows rows = t.keys_of(key / kBlockTokens);
-    prefetch_rows(rows, key % kBlockTokens, t.a.qk_dim);
-    prefetch_rows(rows, key % kBlockTokens + 16, t.a.qk_dim);
+    prefetch_rows(rows, key % kBlockTokens, kUnitKeys, t.a.qk_dim);
   }
   ISTHMUS_INLINE void prefetch_values(int64_t key) const {
     if (t.a.kv.type == CacheType::F32 || t.a.kv.v == t.a.kv.k) return;
     const BlockRows rows = t.values_of(key / kBlockTokens);
-    prefetch_rows(rows, key % kBlockTokens, t.a.v_dim);
-    prefetch_rows(rows, key % kBlockTokens + 16, t.a.v_dim);
+    prefetch_rows(rows, key % kBlockTokens, kUnitKeys, t.a.v_dim);
   }
 
   // The unit's keys as fp32, rounded; those past `last` zero and not read.
@@ -333,7 +331,7 @@ inline void attention_amx(const AttentionArgs& a, int64_t item_begin, int64_t it
     const AttentionTask task(a, a.items[i]);
     const AmxSplit split(task);
     task.run([&](int64_t s) ISTHMUS_INLINE_LAMBDA {
-      if (!split.run(s)) task.attend_split(s);
+      if (!split.run(s)) attend_in_fp32(task, s);
     });
   }
 }

@@ -19,7 +19,8 @@ constexpr RowKernels row_kernels() {
           .latent_write = latent_write,
           .read_rows = read_rows,
           .attention = attention,
-          .attention_amx = nullptr,
+          .attention_bf16_step = 1,
+          .attention_bf16 = nullptr,
           .attention_merge = attention_merge,
           .router_topk = router_topk};
 }

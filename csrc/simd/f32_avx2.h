@@ -12,6 +12,8 @@ namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kF32Registers = 8;  // how many f32v a loop may keep live
 
+typedef double double_unaligned __attribute__((aligned(4), may_alias));
+
 struct f32v {
   __m256 lo, hi;
 };
@@ -116,6 +118,19 @@ ISTHMUS_INLINE float reduce_max(f32v a) {
   const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_max_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+}
+
+ISTHMUS_INLINE f32v broadcast2(const float* p) {
+  const __m256 pairs = _mm256_castpd_ps(_mm256_set1_pd(*reinterpret_cast<const double_unaligned*>(p)));
+  return {pairs, pairs};
+}
+ISTHMUS_INLINE f32v swap_halves(f32v a) { return {a.hi, a.lo}; }
+ISTHMUS_INLINE __m256 add_neighbours(__m256 a, __m256 b) {
+  const __m256 mixed = _mm256_hadd_ps(a, b);  // two of a, two of b, two of a, two of b
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+}
+ISTHMUS_INLINE f32v add_neighbours(f32v a, f32v b) {
+  return {add_neighbours(a.lo, a.hi), add_neighbours(b.lo, b.hi)};
 }
 
 ISTHMUS_INLINE __m256 widen_bf16(__m128i halves) {

@@ -11,6 +11,8 @@ namespace isthmus::ISTHMUS_ISA {
 
 constexpr int kF32Registers = 32;  // how many f32v a loop may keep live
 
+typedef double double_unaligned __attribute__((aligned(4), may_alias));
+
 struct f32v {
   __m512 v;
 };
@@ -81,6 +83,16 @@ ISTHMUS_INLINE float reduce_max(f32v a) {
   const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_max_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+}
+
+ISTHMUS_INLINE f32v broadcast2(const float* p) {
+  return {_mm512_castpd_ps(_mm512_set1_pd(*reinterpret_cast<const double_unaligned*>(p)))};
+}
+ISTHMUS_INLINE f32v swap_halves(f32v a) { return {_mm512_shuffle_f32x4(a.v, a.v, 0x4e)}; }
+ISTHMUS_INLINE f32v add_neighbours(f32v a, f32v b) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  return {_mm512_add_ps(_mm512_permutex2var_ps(a.v, even, b.v), _mm512_permutex2var_ps(a.v, odd, b.v))};
 }
 
 ISTHMUS_INLINE f32v widen_bf16(__m256i halves) {

@@ -141,6 +141,22 @@ ISTHMUS_INLINE float reduce_max(f32v a) {
   return a.v[0];
 }
 
+ISTHMUS_INLINE f32v broadcast2(const float* p) {  // p[0] in the even lanes, p[1] in the odd ones
+  f32v r;
+  ISTHMUS_LANES r.v[i] = p[i % 2];
+  return r;
+}
+ISTHMUS_INLINE f32v swap_halves(f32v a) {  // lane i has what lane i + 8 (mod 16) had
+  f32v r;
+  ISTHMUS_LANES r.v[i] = a.v[(i + 8) % 16];
+  return r;
+}
+ISTHMUS_INLINE f32v add_neighbours(f32v a, f32v b) {  // lanes 2 i + (2 i + 1) of a, then of b
+  f32v r;
+  for (int i = 0; i < 8; i++) r.v[i] = a.v[2 * i] + a.v[2 * i + 1], r.v[i + 8] = b.v[2 * i] + b.v[2 * i + 1];
+  return r;
+}
+
 ISTHMUS_INLINE f32v load_bf16(const uint16_t* p) {
   i32v r;
   ISTHMUS_LANES r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
