@@ -2,8 +2,11 @@
 
     python benches/compare.py [MODEL] [--llama-bench PATH]... [--kt PYTHON] [--rounds 3] [--isa amx avx512]
     python benches/compare.py --quant iq1_s q2_k ... --llama-bench PATH [--layers 3] ...
+    python benches/compare.py [MODEL] --depth 8192 [--kv-dtype q8_0] --llama-bench PATH ...
 
---llama-bench: the program of llama.cpp or ik_llama.cpp, run on the same file with as many threads. --kt: a
+--llama-bench: the program of llama.cpp or ik_llama.cpp, run on the same file with as many threads. --depth: a
+prompt of so many tokens, and decodes behind one, with everybody's cache in --kv-dtype; without it a prompt of
+512, and the peers decode from an empty cache. --kt: a
 Python interpreter that can import kt_kernel; its AMXINT4 experts have the shapes of ours, which are Q4_K (one
 4-bit scale a row there, 8 scales and minima of 6 bits a block here). Without MODEL a file of real shapes is
 made and deleted again. --quant: such a file in each format (or mix), one after the other, of few layers and
@@ -71,36 +74,65 @@ def environment(program: Path) -> dict[str, str]:
     return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(folders)}
 
 
-def llama_bench(program: Path, model: Path, threads: int) -> dict[str, float]:
-    """Tokens per second of `program`, by the name of our row; empty if it refuses the file."""
-    command = [program, "-m", model, "-p", PROMPT_TOKENS, "-n", NEW_TOKENS, "-t", threads, "-r", 1]
-    done = subprocess.run(
-        [*map(str, command), "-o", "json"], stdout=subprocess.PIPE, text=True, env=environment(program)
-    )
-    if done.returncode:
-        print(f"{program} failed on {model}, exit code {done.returncode}", file=sys.stderr)
-        return {}
-    tests = json.loads(done.stdout[done.stdout.index("[") :])
-    return {"decode" if test["n_gen"] else f"prefill {PROMPT_TOKENS}": test["avg_ts"] for test in tests}
+@dataclass(frozen=True)
+class Context:
+    """How many tokens stand before a decode, in which type of cache; 0: as each engine's bench does it."""
+
+    depth: int
+    kv_dtype: str
+
+    @property
+    def prompt(self) -> int:
+        return self.depth or PROMPT_TOKENS
+
+    def runs(self, peer: str) -> list[list[object]]:
+        """Arguments of each run of a peer's llama-bench."""
+        if not self.depth:
+            return [["-p", PROMPT_TOKENS, "-n", NEW_TOKENS]]
+        kv = ["-fa", 1, "-ctk", self.kv_dtype, "-ctv", self.kv_dtype]
+        prefill = ["-p", self.depth, "-n", 0, *kv]
+        if peer == "ik_llama.cpp":
+            return [[*prefill, "-gp", f"{self.depth},{NEW_TOKENS}"]]
+        return [prefill, ["-p", 0, "-n", NEW_TOKENS, "-d", self.depth, *kv]]
 
 
-def isthmus_bench(model: Path, isa: str) -> dict[str, float]:
+def llama_bench(program: Path, model: Path, context: Context) -> dict[str, float]:
+    """Tokens per second of `program`, by the kind of work; empty if it refuses the file."""
+    rates = {}
+    for run in context.runs(label(program)):
+        command = [program, "-m", model, "-t", native.num_threads(), "-r", 1, *run, "-o", "json"]
+        done = subprocess.run(
+            [*map(str, command)], stdout=subprocess.PIPE, text=True, env=environment(program)
+        )
+        if done.returncode:
+            print(f"{program} failed on {model}, exit code {done.returncode}", file=sys.stderr)
+            return {}
+        for test in json.loads(done.stdout[done.stdout.index("[") :]):
+            rates["decode" if test["n_gen"] else "prefill"] = test["avg_ts"]
+    return rates
+
+
+def isthmus_bench(model: Path, isa: str, context: Context) -> dict[str, float]:
     command = [sys.executable, "-m", "isthmus", "bench", str(model), "--json", "--isa", isa]
-    command += ["-p", str(PROMPT_TOKENS), "-n", str(NEW_TOKENS)]
+    command += ["-p", str(context.prompt), "-n", str(NEW_TOKENS), "--kv-dtype", context.kv_dtype]
     done = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return {"decode": done["decode_tok_s"], f"prefill {PROMPT_TOKENS}": done["prefill_tok_s"]}
+    return {"decode": done["decode_tok_s"], "prefill": done["prefill_tok_s"]}
 
 
-def compare_models(model: Path, programs: dict[str, Path], isas: list[str], rounds: int) -> list[Row]:
+def compare_models(
+    model: Path, programs: dict[str, Path], isas: list[str], rounds: int, context: Context
+) -> list[Row]:
+    behind = f" behind {context.depth} tokens of {context.kv_dtype}" if context.depth else ""
+    names = {"prefill": f"prefill {context.prompt}", "decode": f"decode{behind}"}
     rows = {
-        (isa, work): Row(f"{model.stem}, {work}", isa, "tok/s", peers={name: [] for name in programs})
+        (isa, work): Row(f"{model.stem}, {name}", isa, "tok/s", peers={peer: [] for peer in programs})
         for isa in isas
-        for work in (f"prefill {PROMPT_TOKENS}", "decode")
+        for work, name in names.items()
     }
     for _ in range(rounds):
-        peers = {name: llama_bench(path, model, native.num_threads()) for name, path in programs.items()}
+        peers = {name: llama_bench(path, model, context) for name, path in programs.items()}
         for isa in isas:
-            ours = isthmus_bench(model, isa)
+            ours = isthmus_bench(model, isa, context)
             for work, rate in ours.items():
                 rows[isa, work].ours.append(rate)
                 for name, theirs in peers.items():
@@ -205,16 +237,19 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=QUANT_LAYERS, help="of the files in --quant's formats")
     parser.add_argument("--llama-bench", type=Path, action="append", default=[])
     parser.add_argument("--kt", metavar="PYTHON")
+    parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--kv-dtype", choices=("bf16", "q8_0"), default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--isa", nargs="+", default=[native.current_isa()], choices=native.isa_names())
     args = parser.parse_args()
     rows: list[Row] = []
     if args.llama_bench:
         programs = {label(program): program.resolve() for program in args.llama_bench}
+        context = Context(args.depth, args.kv_dtype)
         files = [quant_file(quant, args.layers) for quant in args.quant] or [model_file(args.model)]
         for file in files:
             with file as path:
-                rows += compare_models(path, programs, args.isa, args.rounds)
+                rows += compare_models(path, programs, args.isa, args.rounds, context)
     if args.kt:
         rows += compare_experts(args.kt, sorted({1, native.num_threads()}))
     for row in rows:

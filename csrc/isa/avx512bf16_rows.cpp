@@ -6,8 +6,8 @@
 
 namespace isthmus {
 
-// avx512 where the CPU multiplies bf16 too: its name, and attention by a second driver. Weights gain nothing: integer
-// formats multiply codes.
+// avx512 where the CPU multiplies bf16 too: its name, and attention by a second driver. Weights gain nothing:
+// integer formats multiply codes.
 const KernelTable& avx512bf16_table() {
   static const KernelTable kernels = [] {
     KernelTable table = avx512_table();

@@ -60,7 +60,7 @@ Cpu detect() {
       ymm && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5) && bit(seven.b, 8);  // FMA F16C AVX2 BMI2
   cpu.avx2vnni = cpu.avx2 && bit(seven_1.a, 4);
   cpu.avx512 = cpu.avx2 && zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
-               bit(seven.b, 31) && bit(seven.c, 11);                                // F DQ BW VL VNNI
+               bit(seven.b, 31) && bit(seven.c, 11);  // F DQ BW VL VNNI
   cpu.avx512bf16 = cpu.avx512 && bit(seven_1.a, 5);
   cpu.amx = cpu.avx512bf16 && bit(seven.c, 1) && request_tiles();  // AVX512_VBMI
   return cpu;

@@ -173,7 +173,8 @@ constexpr int64_t attention_driver_floats(int qk_dim, int v_dim) {
 constexpr int64_t attention_scratch_floats(int qk_dim, int v_dim) {
   const int64_t rows = attention_tile_rows(qk_dim, v_dim);
   return 2 * rows * attention_state_floats(v_dim) +
-         kBlockTokens * scale_groups(qk_dim > v_dim ? qk_dim : v_dim) + attention_driver_floats(qk_dim, v_dim);
+         kBlockTokens * scale_groups(qk_dim > v_dim ? qk_dim : v_dim) +
+         attention_driver_floats(qk_dim, v_dim);
 }
 
 // Memory of a driver with bf16 products stands after that of the fp32 driver, which may have to take over: on

@@ -19,13 +19,13 @@ struct BlockAttention {
   using Element = typename P::Element;
   const AttentionTask& t;
   int tiles;
-  int64_t dims;     // qk_dim, padded
-  float* scores;    // [tiles][64 keys][8 queries], then their weights
-  float* maxima;    // [tiles][2][8], twice the same
-  float* sums;      // [tiles][2][8]
-  float* values;    // what P makes of them
-  Element* q;       // [tiles][dims / kStep][8][kStep]
-  Element* keys;    // [8][dims], of keys that cannot be read where they stand
+  int64_t dims;   // qk_dim, padded
+  float* scores;  // [tiles][64 keys][8 queries], then their weights
+  float* maxima;  // [tiles][2][8], twice the same
+  float* sums;    // [tiles][2][8]
+  float* values;  // what P makes of them
+  Element* q;     // [tiles][dims / kStep][8][kStep]
+  Element* keys;  // [8][dims], of keys that cannot be read where they stand
 
   ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory)
       : t(task), tiles((task.num_queries() + kTileQueries - 1) / kTileQueries), dims(padded_dim(t.a.qk_dim)) {
@@ -76,8 +76,11 @@ struct BlockAttention {
   }
 
   // Scores of the block's keys [begin, end), and up to the next multiples of kTileKeys any.
-  inline void score(const BlockRows& from, int begin, int end, int tile_begin, int tile_end) const {
+  template <class Meanwhile>
+  inline void score(const BlockRows& from, int begin, int end, int tile_begin, int tile_end,
+                    const Meanwhile& meanwhile) const {
     for (int key = begin / kTileKeys * kTileKeys; key < end; key += kTileKeys) {
+      meanwhile(key);
       const Element* k[kTileKeys];
       for (int i = 0; i < kTileKeys; i++) {
         const int one = key + i < end ? key + i : end - 1;  // memory past the end is not read
@@ -161,7 +164,7 @@ struct BlockAttention {
     }
     f32v block_sum = add(sum[0], sum[1]);
     block_sum = add(block_sum, swap_halves(block_sum));
-    const f32v factor = P::weight(sub(before, shift));
+    const f32v factor = exp(sub(before, shift));  // exactly 1 if it stays
     store(maxima + 16 * tile, now);
     store(sums + 16 * tile, add(mul(load(sums + 16 * tile), factor), block_sum));
     float factors[16];
@@ -183,7 +186,13 @@ struct BlockAttention {
     const int end = in_block(t.last_key(row_end - 1) - block_begin);
     const int tile_begin = row_begin * t.item.heads / kTileQueries;
     const int tile_end = (row_end * t.item.heads + kTileQueries - 1) / kTileQueries;
-    score(with_scales(t.keys_of(block), t.a.qk_dim, t.scales), begin, end, tile_begin, tile_end);
+    // Memory is asked for through all phases: this block's values now, the next one's keys below.
+    const BlockRows v_ahead = t.values_of(block), k_ahead = t.keys_of(more ? block + 1 : block);
+    score(with_scales(t.keys_of(block), t.a.qk_dim, t.scales), begin, end, tile_begin, tile_end,
+          [&](int key) ISTHMUS_INLINE_LAMBDA {
+            if (t.a.kv.v != t.a.kv.k && key + kTileKeys <= end)
+              prefetch_rows(v_ahead, key, kTileKeys, t.a.v_dim);
+          });
 
     Seen seen[kAttentionMaxTiles];
     for (int tile = tile_begin; tile < tile_end; tile++) {
@@ -196,13 +205,17 @@ struct BlockAttention {
     if (P::spoiled(v, begin, all_begin, t.a.v_dim) || P::spoiled(v, all_end, end, t.a.v_dim)) return false;
     for (int64_t column = 0; column < t.padded; column += P::kColumns) {
       const int64_t columns = t.padded - column < P::kColumns ? t.padded - column : P::kColumns;
+      if (more) {
+        const int64_t from = kBlockTokens * column / t.padded,
+                      to = kBlockTokens * (column + columns) / t.padded;
+        prefetch_rows(k_ahead, from, to - from, t.a.qk_dim);
+      }
       const auto some =
           P::prepare(v, column, columns, t.a.v_dim, begin, end, tile_end - tile_begin > 1, values);
       for (int tile = tile_begin; tile < tile_end; tile++) {
         const int first = tile * kTileQueries;
         P::add_values(scores + int64_t{first} * kBlockTokens, some, seen[tile].begin, seen[tile].end,
-                      rows_of(tile), t.split + first * t.state_floats,
-                      t.state_floats, column, columns);
+                      rows_of(tile), t.split + first * t.state_floats, t.state_floats, column, columns);
       }
     }
     return true;

@@ -1,12 +1,13 @@
-// The products of attention in bf16 with fp32 sums on AVX512_BF16: q and the weights of the softmax are rounded,
-// and keys and values where they are not bf16 already (Q8_0 is, once it is widened). Another driver than the
-// one in fp32, so within a tolerance of it (docs/architecture.md 1.6); its own result for a row does not depend
-// on other rows, items or threads.
+// The products of attention in bf16 with fp32 sums on AVX512_BF16: q and the weights of the softmax are
+// rounded, and keys and values where they are not bf16 already (Q8_0 is, once it is widened). Another driver
+// than the one in fp32, so within a tolerance of it (docs/architecture.md 1.6); its own result for a row does
+// not depend on other rows, items or threads.
 #pragma once
 
 #include <array>
 
 #include "rows/attention.h"
+#include "rows/exp2.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
@@ -25,12 +26,21 @@ struct Bf16Products {
     return {_mm512_dpbf16_ps(sum.v, as_bf16(q), as_bf16(k))};
   }
 
-  // Columns d .. d + 31 of a row, d a multiple of 32; zero from n on.
-  static ISTHMUS_INLINE __m512i columns32(const BlockRows& rows, int64_t key, int64_t d, int64_t n) {
+  // Columns d .. d + 31 of a row, d a multiple of 32.
+  template <CacheType kType>
+  static ISTHMUS_INLINE __m512i columns32(const BlockRows& rows, int64_t key, int64_t d) {
+    if constexpr (kType == CacheType::Bf16) {
+      return _mm512_loadu_si512(static_cast<const uint16_t*>(rows.data) + rows.at + key * rows.stride + d);
+    }
+    return (__m512i)_mm512_cvtne2ps_pbh(load_columns<kType>(rows, key, d + 16).v,
+                                        load_columns<kType>(rows, key, d).v);
+  }
+  // The same of any type, zero from n on.
+  static inline __m512i columns32(const BlockRows& rows, int64_t key, int64_t d, int64_t n) {
     if (rows.type == CacheType::Bf16) {
       const __mmask32 mask = n >= 32 ? ~__mmask32{0} : (__mmask32{1} << n) - 1;
-      return _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(rows.data) + rows.at +
-                                                key * rows.stride + d);
+      return _mm512_maskz_loadu_epi16(
+          mask, static_cast<const uint16_t*>(rows.data) + rows.at + key * rows.stride + d);
     }
     const int high = n < 32 ? static_cast<int>(n) - 16 : 16;
     return (__m512i)_mm512_cvtne2ps_pbh(
@@ -42,8 +52,25 @@ struct Bf16Products {
     if (keys.type != CacheType::Bf16 || dims % kStep != 0) return nullptr;
     return static_cast<const uint16_t*>(keys.data) + keys.at + key * keys.stride;
   }
+  template <CacheType kType>
+  static inline void copy_as(const BlockRows& keys, int64_t key, int64_t dims, uint16_t* out) {
+    int64_t d = 0;
+    for (; d + 32 <= dims; d += 32) _mm512_storeu_si512(out + d, columns32<kType>(keys, key, d));
+    if (d < dims) store_columns(columns32(keys, key, d, dims - d), dims - d, out + d);
+  }
   static inline void copy(const BlockRows& keys, int64_t key, int64_t dims, uint16_t* out) {
-    for (int64_t d = 0; d < dims; d += 32) store_columns(columns32(keys, key, d, dims - d), dims - d, out + d);
+    by_type(keys.type, [&]<CacheType kType>() { copy_as<kType>(keys, key, dims, out); });
+  }
+  template <class Call>
+  static ISTHMUS_INLINE void by_type(CacheType type, const Call& call) {
+    switch (type) {
+      case CacheType::F32:
+        return call.template operator()<CacheType::F32>();
+      case CacheType::Bf16:
+        return call.template operator()<CacheType::Bf16>();
+      case CacheType::Q8_0:
+        return call.template operator()<CacheType::Q8_0>();
+    }
   }
   static ISTHMUS_INLINE void round_query(const float* q, int64_t dims, uint16_t* out) {
     copy({q, CacheType::F32, 0, 0, nullptr}, 0, dims, out);
@@ -57,7 +84,9 @@ struct Bf16Products {
     }
   }
 
-  static ISTHMUS_INLINE f32v weight(f32v x) { return exp(x); }
+  static ISTHMUS_INLINE f32v weight(f32v x) {
+    return {exp2_weight(_mm512_mul_ps(x.v, _mm512_set1_ps(kLog2e)))};
+  }
   // [8 queries][2 keys], behind the weights of the pairs before.
   static ISTHMUS_INLINE void store_weights(float* scores, int pair, f32v w) {
     const __m256i both = (__m256i)_mm512_cvtneps_pbh(w.v);
@@ -99,29 +128,35 @@ struct Bf16Products {
   struct Values {
     BlockRows rows;
     int begin, end;
-    int64_t dims;
-    const uint16_t* pairs;  // [32][kColumns][2] if more than one tile of queries will read them, or null
+    const uint16_t* pairs;  // [32][kColumns][2]; null: they are read where they stand
   };
-  static ISTHMUS_INLINE __m512i columns_of(const Values& v, int key, int64_t d) {
-    if (key < v.begin || key >= v.end) return _mm512_setzero_si512();
-    return columns32(v.rows, key, d, v.dims - d);
+  static ISTHMUS_INLINE const uint16_t* row_of(const Values& v, int key) {
+    alignas(64) static constexpr uint16_t kZeros[kMaxLatentWidth] = {};
+    const auto* data = static_cast<const uint16_t*>(v.rows.data) + v.rows.at;
+    return key >= v.begin && key < v.end ? data + key * v.rows.stride : kZeros;
   }
-  static ISTHMUS_INLINE Pairs pairs_of(const Values& v, int pair, int64_t d) {
-    return interleave(columns_of(v, 2 * pair, d), columns_of(v, 2 * pair + 1, d));
-  }
-  static inline Values prepare(const BlockRows& rows, int64_t column, int64_t columns, int64_t dims, int begin,
-                               int end, bool shared, float* memory) {
-    Values v = {rows, begin, end, dims, nullptr};
-    if (!shared) return v;
-    auto* out = reinterpret_cast<uint16_t*>(memory);
-    for (int pair = begin / 2; 2 * pair < end; pair++) {
+  template <CacheType kType>
+  static inline void make_pairs(const Values& v, int64_t column, int64_t columns, int64_t dims,
+                                uint16_t* out) {
+    const auto load = [&](int key, int64_t d) ISTHMUS_INLINE_LAMBDA {
+      if (key < v.begin || key >= v.end) return _mm512_setzero_si512();
+      return d + 32 <= dims ? columns32<kType>(v.rows, key, d) : columns32(v.rows, key, d, dims - d);
+    };
+    for (int pair = v.begin / 2; 2 * pair < v.end; pair++) {
       for (int64_t d = 0; d < columns; d += 32) {
-        const Pairs p = pairs_of(v, pair, column + d);
+        const Pairs p = interleave(load(2 * pair, column + d), load(2 * pair + 1, column + d));
         uint16_t* to = out + 2 * (pair * kColumns + d);
         _mm512_store_si512(to, p.low);
         _mm512_store_si512(to + 32, p.high);
       }
     }
+  }
+  static inline Values prepare(const BlockRows& rows, int64_t column, int64_t columns, int64_t dims,
+                               int begin, int end, bool shared, float* memory) {
+    Values v = {rows, begin, end, nullptr};
+    if (!shared && rows.type == CacheType::Bf16 && dims % 32 == 0) return v;
+    auto* out = reinterpret_cast<uint16_t*>(memory);
+    by_type(rows.type, [&]<CacheType kType>() { make_pairs<kType>(v, column, columns, dims, out); });
     v.pairs = out;
     return v;
   }
@@ -161,10 +196,11 @@ struct Bf16Products {
                              });
     }
     const auto load_pair = [&](int pair, __m512i* to) ISTHMUS_INLINE_LAMBDA {
-      for (int w = 0; w < W; w += 2) {
-        const Pairs p = pairs_of(v, pair, at + 16 * w);
+      const uint16_t *even = row_of(v, 2 * pair) + at, *odd = row_of(v, 2 * pair + 1) + at;
+      for (int w = 0; w + 1 < W; w += 2) {
+        const Pairs p = interleave(_mm512_loadu_si512(even + 16 * w), _mm512_loadu_si512(odd + 16 * w));
         to[w] = p.low;
-        if (w + 1 < W) to[w + 1] = p.high;
+        to[w + 1] = p.high;
       }
     };
     add_tile<NR, W>(weights, begin, end, o + at, o_stride, load_pair);

@@ -1,5 +1,5 @@
-// The products of attention in fp32: a score is two chains of fma, over the even and the odd dimensions, added
-// at the end; a value one over the keys. The same bits on every instruction set, whatever the tiles.
+// The products of attention in fp32: a score is two chains of fma, over the even and the odd dimensions,
+// added at the end; a value one over the keys. The same bits on every instruction set, whatever the tiles.
 #pragma once
 
 #include "rows/attention_task.h"
@@ -9,8 +9,8 @@ namespace isthmus::ISTHMUS_ISA {
 constexpr bool kManyRegisters = kF32Registers >= 32;
 
 struct F32Products {
-  using Element = float;              // of queries, and of keys that are copied
-  static constexpr int kStep = 2;     // dimensions of a key that one vector takes, for 8 queries
+  using Element = float;               // of queries, and of keys that are copied
+  static constexpr int kStep = 2;      // dimensions of a key that one vector takes, for 8 queries
   static constexpr int kColumns = 64;  // of values at a time
   static constexpr int64_t kValueFloats = int64_t{kBlockTokens} * kColumns;
 

@@ -1,4 +1,5 @@
-// What all drivers of attention share: an item's query rows, where its keys stand, and the states of its splits.
+// What all drivers of attention share: an item's query rows, where its keys stand, and the states of its
+// splits.
 //
 // The result of a query row is defined without regard to who computes it: keys in blocks of 64 aligned to
 // position 0, the softmax state of every 512 keys built alone, states merged in order. GQA, absorbed MLA (one

@@ -42,8 +42,8 @@ ISTHMUS_INLINE f32v load_columns(const BlockRows& rows, int64_t key, int64_t d, 
   return n == 16 ? all : select_lt(lane_index(), set1(static_cast<float>(n)), all, zero());
 }
 
-// Asks for `count` rows of a cache from `key` ahead of their use: blocks are scattered, and the hardware sees no
-// stream in them.
+// Asks for `count` rows of a cache from `key` ahead of their use: blocks are scattered, and the hardware sees
+// no stream in them.
 ISTHMUS_INLINE void prefetch_rows(const BlockRows& rows, int64_t key, int64_t count, int64_t dims) {
   const int64_t size = rows.type == CacheType::F32 ? 4 : rows.type == CacheType::Bf16 ? 2 : 1;
   const char* data = static_cast<const char*>(rows.data);
