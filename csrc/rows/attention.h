@@ -200,8 +200,11 @@ struct BlockAttention {
       weigh(tile, seen[tile], begin, end);
     }
     const BlockRows v = with_scales(t.values_of(block), t.a.v_dim, t.scales);
-    const int all_begin = in_block(t.first_key(row_end - 1) - block_begin);
-    const int all_end = in_block(t.last_key(row_begin) - block_begin);
+    // Seen by every row of these tiles, of which some may see nothing of the block.
+    const int last_row = (tile_end * kTileQueries - 1) / t.item.heads;
+    const int all_begin =
+        in_block(t.first_key(last_row < t.item.rows ? last_row : t.item.rows - 1) - block_begin);
+    const int all_end = in_block(t.last_key(tile_begin * kTileQueries / t.item.heads) - block_begin);
     if (P::spoiled(v, begin, all_begin, t.a.v_dim) || P::spoiled(v, all_end, end, t.a.v_dim)) return false;
     for (int64_t column = 0; column < t.padded; column += P::kColumns) {
       const int64_t columns = t.padded - column < P::kColumns ? t.padded - column : P::kColumns;

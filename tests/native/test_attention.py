@@ -137,17 +137,21 @@ def test_large_scores_do_not_overflow() -> None:
     assert_close(got, problem.expected(rows), 0.05)
 
 
+@pytest.mark.parametrize(("length", "first"), [(40, 30), (65, 64)])
 @pytest.mark.parametrize(("kv_dtype", "bad_key"), [("bf16", float("inf")), ("q8_0", float("nan"))])
-def test_keys_not_seen_may_hold_anything(kv_dtype: str, bad_key: float) -> None:
-    """An infinite key or value after a row's position does not reach it, though they share block and tile."""
-    problem = Problem([40], 4, 2, 32, kv_dtype=kv_dtype)
-    rows = [(0, position) for position in range(40)]
+def test_keys_not_seen_may_hold_anything(kv_dtype: str, bad_key: float, length: int, first: int) -> None:
+    """An infinite key or value after a row's position does not reach it, though they share block and tile.
+
+    In the second case four rows share a tile of queries, of which only the last sees the last block.
+    """
+    problem = Problem([length], 4, 2, 32, kv_dtype=kv_dtype)
+    rows = [(0, position) for position in range(length)]
     clean = problem.run(rows)
-    problem.k[0][30:], problem.v[0][30:] = bad_key, float("nan")
-    problem.fill(0, 40)
+    problem.k[0][first:], problem.v[0][first:] = bad_key, float("nan")
+    problem.fill(0, length)
     spoiled = on_every_isa(lambda: problem.run(rows))
-    assert_same_bits(spoiled[:30], clean[:30])
-    assert spoiled[30:].isnan().all()
+    assert_same_bits(spoiled[:first], clean[:first])
+    assert spoiled[first:].isnan().all()
 
 
 # --- keys that are not paged ---------------------------------------------------------------------------

@@ -121,17 +121,18 @@ def test_threads_and_splits_change_nothing() -> None:
         assert_same_bits(with_threads(threads, lambda: problem.run(rows)), one, f"{threads} threads")
 
 
+@pytest.mark.parametrize(("length", "first"), [(40, 30), (65, 64)])
 @pytest.mark.parametrize(("kv_dtype", "bad_key"), [("bf16", float("inf")), ("q8_0", float("nan"))])
-def test_keys_not_seen_may_hold_anything(kv_dtype: str, bad_key: float) -> None:
+def test_keys_not_seen_may_hold_anything(kv_dtype: str, bad_key: float, length: int, first: int) -> None:
     """A bad value that only some rows of a tile see: the fp32 driver takes the tile over."""
-    problem = Problem([40], 4, 2, 32, exact=False, kv_dtype=kv_dtype)
-    rows = [(0, position) for position in range(40)]
+    problem = Problem([length], 4, 2, 32, exact=False, kv_dtype=kv_dtype)
+    rows = [(0, position) for position in range(length)]
     expected = problem.expected(rows)
-    problem.k[0][30:], problem.v[0][30:] = bad_key, float("nan")
-    problem.fill(0, 40)
+    problem.k[0][first:], problem.v[0][first:] = bad_key, float("nan")
+    problem.fill(0, length)
     spoiled = problem.run(rows)
-    assert_close(spoiled[:30], expected[:30], TOLERANCE)
-    assert spoiled[30:].isnan().all()
+    assert_close(spoiled[:first], expected[:first], TOLERANCE)
+    assert spoiled[first:].isnan().all()
 
 
 def test_large_scores_do_not_overflow_and_small_ones_vanish() -> None:
