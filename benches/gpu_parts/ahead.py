@@ -64,7 +64,7 @@ def jobs() -> list[Job]:
     over_q8_0 = RunOptions(parallel=len(PROMPTS), kv_dtype="q8_0")
     return [
         *(Job(model, steps) for model in TINY + REAL),
-        *(Job(model, over_q8_0) for model in TINY + REAL),
+        *(Job(model, over_q8_0) for model in TINY),
         *(Job(model, models) for model in (QWEN3, DEEPSEEK)),
         *(Job(model, exact) for model in TINY + REAL[:1]),
     ]

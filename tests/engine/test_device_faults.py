@@ -17,7 +17,7 @@ from isthmus.config import RunOptions
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Request, SamplingParams
-from isthmus.errors import NotEnoughMemoryError
+from isthmus.errors import HandoffError, NotEnoughMemoryError
 from isthmus.modules import split
 from isthmus.native.handoff import Threaded
 from isthmus.placement.machine import Machine
@@ -143,6 +143,26 @@ def test_a_time_out_ends_its_step_and_the_next_one_works(path: Path, monkeypatch
     mend()
     assert answers(engine, [PROMPT]) == good
     engine.close()
+
+
+def test_what_failed_on_the_cpu_beside_a_stream_ends_its_step_and_the_next_one_works(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a stream nobody waits on the host, so it is `check` that says it, when the step is done."""
+    good = answers(engine, [PROMPT])
+    handoff: Any = engine._handoffs.each[0]
+    check, left = handoff.check, ["hand-off of layer 1 (slot 2, 5 rows): boom"]
+
+    def once() -> None:
+        check()
+        if left:
+            raise HandoffError(left.pop())
+
+    monkeypatch.setattr(handoff, "check", once)
+    (failed,) = run(engine, [PROMPT])
+    assert failed.error is not None
+    assert "HandoffError: hand-off of layer 1 (slot 2, 5 rows): boom" in failed.error
+    assert answers(engine, [PROMPT]) == good
 
 
 def full_while_loading(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:

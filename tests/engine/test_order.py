@@ -1,4 +1,5 @@
-"""A layer first gives its routed experts to the CPU, computes its shared expert meanwhile, and then waits."""
+"""A layer first gives its routed experts to the CPU, computes its shared expert meanwhile, and then waits;
+one device follows another."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as GgmlType
 
-from engine.stand_in import machine, run, start
+from engine.stand_in import machine, run, runner_of, start
 from isthmus.config import RunOptions
+from isthmus.engine import loading
 from isthmus.engine.engine import Engine
+from isthmus.engine.graphs import DirectLane
+from isthmus.engine.request import Request, SamplingParams
 from isthmus.modules.on_gpu import experts, shared_experts
 from isthmus.modules.split import SplitExperts as NativeSplit
 from isthmus.native.handoff import Threaded
@@ -76,3 +80,25 @@ def test_with_cpu_threads_in_its_place(
     engine.close()
     assert len(calls) >= 3
     assert calls == ["submit", "shared", "wait"] * (len(calls) // 3)
+
+
+def test_a_device_follows_the_one_before_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every step, called, captured or replayed: x of the first is whole when the second one copies it."""
+    followed: list[tuple[DirectLane, DirectLane]] = []
+
+    class Following(DirectLane):
+        def follow(self, other: Any) -> None:
+            followed.append((self, other))
+
+    monkeypatch.setattr(loading, "lane_of", lambda device, graphs: Following(device))
+    engine = start(path, monkeypatch, gpus=2)
+    first, second = (place.lane for place in runner_of(engine).places)
+    followed.clear()
+    engine.add(Request("0", PROMPT, SamplingParams(temperature=0.0, max_tokens=5)))
+    steps = 0
+    while engine.has_work:
+        engine.step()
+        steps += 1
+    engine.close()
+    assert steps == 5  # a prompt, and four decodes, of which the first is captured
+    assert followed == [(second, first)] * steps

@@ -168,6 +168,26 @@ def test_a_copy_for_later_follows_what_computes_now_and_is_done_when_its_event_i
     wait_for(done)
 
 
+def test_the_thread_that_copies_works_on_the_device_of_its_stream(cuda: FakeCuda) -> None:
+    """A new thread's own is the first one, and so would its events be."""
+    current: list[tuple[str, str]] = []
+
+    @contextmanager
+    def device(which: torch.device) -> Iterator[None]:
+        current.append((str(which), threading.current_thread().name))
+        yield
+        current.pop()
+
+    cuda.device = device  # type: ignore[method-assign]
+    there = CopyStream(torch.device("cuda:1"), cuda=cuda, pinned=lambda nbytes: torch.empty(nbytes))
+    seen: list[tuple[str, str]] = []
+    done = there.later(lambda: seen.extend(current))
+    wait_for(lambda: len(cuda.events) == 2)
+    cuda.events[-1].done = True
+    wait_for(done)
+    assert seen == [("cuda:1", "isthmus-copies_0")]
+
+
 def test_what_fails_while_copying_is_said_to_who_asks(copies: CopyStream) -> None:
     def fill() -> None:
         raise ValueError("the pinned memory is gone")
