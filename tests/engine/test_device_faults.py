@@ -134,6 +134,9 @@ def test_a_time_out_ends_its_step_and_the_next_one_works(path: Path, monkeypatch
     monkeypatch.setitem(split.HANDOFFS, "threaded", partial(Remembering, timeout_s=1.0))
     engine = start(path, monkeypatch)
     good = answers(engine, [PROMPT])
+    # Slow enough that from here on the coordinator computes, not the waiting thread, which would see no time.
+    pretended(engine, sleep_us=150_000)
+    run(engine, [PROMPT])
     mend = pretended(engine, sleep_us=1_500_000)
     (failed,) = run(engine, [PROMPT])
     assert failed.error is not None
