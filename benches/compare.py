@@ -221,6 +221,14 @@ def table(rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def say(row: Row) -> None:
+    for peer, theirs in row.peers.items():
+        if theirs:
+            ratio = round(row.ratio(peer), 3)
+            figures = {"ours": median(row.ours), "theirs": median(theirs), "unit": row.unit, "ratio": ratio}
+            report(bench="compare", work=row.work, peer=peer, **figures, **setting() | {"isa": row.isa})
+
+
 def label(program: Path) -> str:
     """ik_llama.cpp's llama-bench knows a flag that llama.cpp's does not."""
     done = subprocess.run([program, "--help"], capture_output=True, text=True, env=environment(program))
@@ -231,9 +239,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    files = parser.add_mutually_exclusive_group()
-    files.add_argument("model", nargs="?")
-    files.add_argument("--quant", nargs="+", default=[], choices=QUANTS, metavar="FORMAT")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("model", nargs="?")
+    model.add_argument("--quant", nargs="+", default=[], choices=QUANTS, metavar="FORMAT")
     parser.add_argument("--layers", type=int, default=QUANT_LAYERS, help="of the files in --quant's formats")
     parser.add_argument("--llama-bench", type=Path, action="append", default=[])
     parser.add_argument("--kt", metavar="PYTHON")
@@ -243,22 +251,21 @@ def main() -> None:
     parser.add_argument("--isa", nargs="+", default=[native.current_isa()], choices=native.isa_names())
     args = parser.parse_args()
     rows: list[Row] = []
+
+    def add(more: list[Row]) -> None:  # said at once: a run over many files may be ended early
+        rows.extend(more)
+        for row in more:
+            say(row)
+
     if args.llama_bench:
         programs = {label(program): program.resolve() for program in args.llama_bench}
         context = Context(args.depth, args.kv_dtype)
         files = [quant_file(quant, args.layers) for quant in args.quant] or [model_file(args.model)]
         for file in files:
             with file as path:
-                rows += compare_models(path, programs, args.isa, args.rounds, context)
+                add(compare_models(path, programs, args.isa, args.rounds, context))
     if args.kt:
-        rows += compare_experts(args.kt, sorted({1, native.num_threads()}))
-    for row in rows:
-        for peer, theirs in row.peers.items():
-            if not theirs:
-                continue
-            ratio = round(row.ratio(peer), 3)
-            figures = {"ours": median(row.ours), "theirs": median(theirs), "unit": row.unit, "ratio": ratio}
-            report(bench="compare", work=row.work, peer=peer, **figures, **setting() | {"isa": row.isa})
+        add(compare_experts(args.kt, sorted({1, native.num_threads()})))
     print(table(rows))
 
 

@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "core/activations.h"
+#include "core/lookups.h"
 #include "core/streams.h"
 #include "core/tile.h"
 #include "core/tuning.h"
@@ -160,6 +161,13 @@ void bind_kernels(nb::module_& m) {
         nb::arg("columns"), nb::arg("packed"), nb::arg("x"), nb::arg("begin"), nb::arg("end"),
         nb::arg("pitch") = 0);
   k.def("read_one_stream", [](bool one) { return std::exchange(reads_one_stream, one); });
+  k.def("gather_slowly", [](bool slowly) { return std::exchange(gathers_slowly, slowly); });
+  k.def("can_permute_bytes", &can_permute_bytes);
+  k.def("permute_bytes", [](bool permute) {
+    if (permute && !can_permute_bytes())
+      throw std::invalid_argument("this CPU has no AVX512_VBMI or no GFNI");
+    return std::exchange(permutes_bytes, permute);
+  });
   k.def("isa_names", [] {
     int count = 0;
     const char* const* names = runnable_isas(&count);

@@ -66,9 +66,11 @@ template <int Id>
 constexpr FormatInfo make_info() {
   if constexpr (KnownFormat<Id>) {
     using F = Format<Id>;
-    return {Id, F::name, F::policy, F::block_columns, F::block_bytes, &pack_tiles<F>, &unpack_tile<F>};
+    constexpr bool looks_up = portable::kLooksUp<F>;
+    return {Id,       F::name,        F::policy,      F::block_columns, F::block_bytes,
+            looks_up, &pack_tiles<F>, &unpack_tile<F>};
   } else {
-    return {-1, nullptr, Policy::F32, 1, 1, nullptr, nullptr};
+    return {-1, nullptr, Policy::F32, 1, 1, false, nullptr, nullptr};
   }
 }
 

@@ -15,6 +15,8 @@ struct FormatInfo {
   int block_columns;  // K must be a multiple of it (BF16 counts as 2)
   int block_bytes;    // of one block of one row, in the file and, 16 rows together, in the tile
 
+  bool looks_up;  // unpacking looks grid points up, which takes longer than multiplying
+
   // Packs `tiles` blocks that follow each other in each of `rows` (1..16) rows, row r at `file + r *
   // row_bytes`, into as many tiles of 16 * block_bytes; rows past `rows` become zero bits. False if a fp16
   // scale is Inf or NaN; the tiles are written all the same.

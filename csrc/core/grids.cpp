@@ -54,16 +54,25 @@ constexpr GridTable<N> bytes(const Grid& grid, int zero, const int (&values)[8])
 }
 
 // Column c's level at bit `bits` * place(c) of plane_of(c).
-template <class Plane, class Place>
-constexpr GridPlanes planes(const Grid& grid, int bits, const Plane& plane_of, const Place& place) {
-  GridPlanes out{};
+template <int N, class Plane, class Place>
+constexpr GridPlanes<N> planes(const Grid& grid, int bits, const Plane& plane_of, const Place& place) {
+  GridPlanes<N> out{};
   int n = 0;
-  table<256>(grid, [&](const int* level) {
+  table<N>(grid, [&](const int* level) {
     for (int c = 0; c < grid.columns; ++c) out.plane[plane_of(c)][n] |= uint8_t(level[c] << bits * place(c));
     ++n;
     return 0;
   });
   return out;
+}
+
+template <int N>
+constexpr GridPlanes<N> planes_of_8(const Grid& grid) {
+  return planes<N>(grid, 2, [](int c) { return c / 4; }, [](int c) { return c % 4; });
+}
+template <int N>
+constexpr GridPlanes<N> planes_of_4(const Grid& grid) {
+  return planes<N>(grid, 4, [](int c) { return c % 2; }, [](int c) { return c / 2; });
 }
 
 }  // namespace
@@ -75,9 +84,10 @@ constexpr GridTable<1024> kIq2SGrid = nibbles<1024, 1>(iq2_s);
 constexpr GridTable<256> kIq3XxsGrid = bytes<256>(iq3_xxs, 62, {4, 12, 20, 28, 36, 44, 52, 62});
 constexpr GridTable<512> kIq3SGrid = bytes<512>(iq3_s, 15, {1, 3, 5, 7, 9, 11, 13, 15});
 
-constexpr GridPlanes kIq2XxsPlanes =
-    planes(iq2_xxs, 2, [](int c) { return c / 4; }, [](int c) { return c % 4; });
-constexpr GridPlanes kIq3XxsPlanes =
-    planes(iq3_xxs, 4, [](int c) { return c % 2; }, [](int c) { return c / 2; });
+constexpr GridPlanes<256> kIq2XxsPlanes = planes_of_8<256>(iq2_xxs);
+constexpr GridPlanes<512> kIq2XsPlanes = planes_of_8<512>(iq2_xs);
+constexpr GridPlanes<1024> kIq2SPlanes = planes_of_8<1024>(iq2_s);
+constexpr GridPlanes<256> kIq3XxsPlanes = planes_of_4<256>(iq3_xxs);
+constexpr GridPlanes<512> kIq3SPlanes = planes_of_4<512>(iq3_s);
 
 }  // namespace isthmus

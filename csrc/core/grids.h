@@ -15,8 +15,9 @@ struct GridTable {
 
 // The same levels for lookups of bytes: an entry's columns are bits 2i.. of plane 0 (columns i) and 1 (4 +
 // i), or, of IQ3, bits 4i.. of plane 0 (columns 0 and 2) and 1 (columns 1 and 3).
+template <int N>
 struct GridPlanes {
-  alignas(64) uint8_t plane[2][256];
+  alignas(64) uint8_t plane[2][N];
 };
 
 // Byte i: 4 (value + 1) of column i in the low nibble, of column 4 + i in the high one; values -1, 0, 1.
@@ -29,6 +30,8 @@ extern const GridTable<1024> kIq2SGrid;
 extern const GridTable<256> kIq3XxsGrid;
 extern const GridTable<512> kIq3SGrid;
 
-extern const GridPlanes kIq2XxsPlanes, kIq3XxsPlanes;
+extern const GridPlanes<256> kIq2XxsPlanes, kIq3XxsPlanes;
+extern const GridPlanes<512> kIq2XsPlanes, kIq3SPlanes;
+extern const GridPlanes<1024> kIq2SPlanes;
 
 }  // namespace isthmus

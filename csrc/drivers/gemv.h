@@ -48,9 +48,6 @@ ISTHMUS_INLINE void prefetch_part(const uint8_t* p) {
   __asm__ volatile("");
 }
 
-template <class F>
-constexpr bool kLooksUpPairs = requires { F::template code_pair<0, 0>(nullptr, 0); };
-
 // R rows of x and one strip on a core that keeps up with one stream: nothing, where a step takes less time
 // than its bytes do. Else lines ahead are still missing when they are due, and prefetches gain up to 40 %.
 // Where the parts of a tile lie in several places (Q6_K, TQ1_0) no prefetcher sees a stream, and the first
@@ -60,7 +57,7 @@ template <class F, int R>
 constexpr Fetch one_stream_fetch() {
   if constexpr (F::policy == Policy::Int8) {
     if (F::part_columns > 64) return Fetch::Second;
-    if (kLooksUpPairs<F>) return Fetch::Near;
+    if (kLooksUp<F>) return Fetch::Near;
   }
   return R <= kStreamRows ? Fetch::None : Fetch::Near;
 }
@@ -68,10 +65,10 @@ constexpr Fetch one_stream_fetch() {
 // How many strips R rows of x read side by side: as many as registers hold sums for. Formats that look grid
 // points up are bound by that.
 template <class F, int R>
-constexpr int kGemvStrips = F::policy == Policy::Int8 && kLooksUpPairs<F> ? 1
-                                                                          : (R <= kGemvSums / 4   ? 4
-                                                                             : R <= kGemvSums / 2 ? 2
-                                                                                                  : 1);
+constexpr int kGemvStrips = F::policy == Policy::Int8 && kLooksUp<F> ? 1
+                                                                     : (R <= kGemvSums / 4   ? 4
+                                                                        : R <= kGemvSums / 2 ? 2
+                                                                                             : 1);
 
 // How far ahead of the step before column k each of several strips is fetched: near their end it is the start
 // of the strips at `next`.

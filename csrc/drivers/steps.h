@@ -6,6 +6,19 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+struct NoPoints {};
+template <class F>
+struct PointsOf {
+  using Type = NoPoints;
+  static ISTHMUS_INLINE Type look_up(const uint8_t*, int) { return {}; }
+};
+template <class F>
+  requires kLooksAhead<F>
+struct PointsOf<F> {
+  using Type = typename F::Points;
+  static ISTHMUS_INLINE Type look_up(const uint8_t* tile, int part) { return F::look_up(tile, part); }
+};
+
 // One step: its halves of 32 columns, each a tile, the tile's opened scales, and where in the tile it is:
 // `part` and the compile-time chunk of 32 columns inside the part. Q = step within the part.
 template <class F, int Q>
@@ -14,6 +27,7 @@ struct Step {
   const typename F::Scales* scales[2];
   int part;
   const uint8_t* share;  // the step's share of the tile's bytes, for prefetching
+  [[no_unique_address]] typename PointsOf<F>::Type points;
 
   static constexpr int kScalesPerHalf = 32 / F::scale_columns;
   template <int Half>
@@ -24,7 +38,9 @@ struct Step {
   template <int Half, int P>
   ISTHMUS_INLINE CodePair code_pair() const {
     constexpr int kChunk = chunk<Half>();
-    if constexpr (requires { F::template code_pair<0, 0>(nullptr, 0); }) {
+    if constexpr (kLooksAhead<F>) {
+      return F::template code_pair<kChunk, P>(points);
+    } else if constexpr (kLooksUp<F>) {
       return F::template code_pair<kChunk, P>(tile[Half], part);
     } else {
       return {F::template codes<kChunk, 2 * P>(tile[Half], part),
@@ -75,7 +91,7 @@ ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t apart, int64_t c
         const uint8_t *one = tiles + s * apart, *other = one + second;
         scales[s][0] = F::open(one);
         if (second != 0) scales[s][1] = F::open(other);
-        steps[s] = {{one, other}, {&scales[s][0], &scales[s][1]}, 0, one};
+        steps[s] = {{one, other}, {&scales[s][0], &scales[s][1]}, 0, one, {}};
       });
     };
     for (int64_t pairs = columns / 64; pairs > 0; --pairs) {
@@ -99,7 +115,8 @@ ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t apart, int64_t c
           unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
             const uint8_t* tile = tiles + s * apart;
             const uint8_t* share = tile + (part * kSteps + q) * kStepBytes<F>;
-            steps[s] = {{tile, tile}, {&scales[s], &scales[s]}, part, share};
+            steps[s] = {
+                {tile, tile}, {&scales[s], &scales[s]}, part, share, PointsOf<F>::look_up(tile, part)};
           });
           fn(steps, Int<2>{});
         });

@@ -31,26 +31,21 @@ constexpr auto choose_gemm() {
   }
 }
 
-// Formats whose unpacking is their own in every vocabulary: they look grid points up.
-template <class F>
-constexpr bool kLooksUp = requires { F::template code_pair<0, 0>(nullptr, 0); };
-
 struct FormatKernels {
   decltype(MatmulKernels::gemv) gemv;
   decltype(MatmulKernels::gemm) gemm;
   decltype(MatmulKernels::dequantize_row) dequantize_row;
 };
 
-// Other: void, or Other::table() is that of an instruction set with the same vocabulary but for lookups,
-// whose GEMV is taken then.
-template <class Other, class F>
-constexpr bool kOthers = !std::is_void_v<Other> && !kLooksUp<F>;
-
-template <class Gemm, class Other, int Id>
+// Other: void, or Other::table() is that of an instruction set whose GEMV is taken.
+// Only: the formats that there are kernels for, Only::has<F>.
+template <class Gemm, class Other, class Only, int Id>
 constexpr FormatKernels format_kernels() {
   if constexpr (KnownFormat<Id>) {
     using F = Format<Id>;
-    if constexpr (kOthers<Other, F>)
+    if constexpr (!Only::template has<F>)
+      return {};
+    else if constexpr (!std::is_void_v<Other>)
       return {nullptr, choose_gemm<Gemm, F>(), nullptr};
     else
       return {&gemv<F>, choose_gemm<Gemm, F>(), &dequantize_row<F>};
@@ -58,52 +53,47 @@ constexpr FormatKernels format_kernels() {
     return {};
   }
 }
+struct AllFormats {
+  template <class F>
+  static constexpr bool has = true;
+};
 
 struct FormatTable {
   FormatKernels of[kFormatIds];
 };
 
-template <class Gemm, class Other, int... Ids>
+template <class Gemm, class Other, class Only, int... Ids>
 constexpr FormatTable make_format_table(std::integer_sequence<int, Ids...>) {
-  return {{format_kernels<Gemm, Other, Ids>()...}};
+  return {{format_kernels<Gemm, Other, Only, Ids>()...}};
 }
 
-template <class Gemm, class Other>
+template <class Gemm, class Other, class Only>
 constexpr FormatTable kFormats =
-    make_format_table<Gemm, Other>(std::make_integer_sequence<int, kFormatIds>{});
-
-template <class Gemm, class Other>
-void any_gemv(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
-              int64_t y_stride) {
-  const auto own = kFormats<Gemm, Other>.of[w.format].gemv;
-  if constexpr (!std::is_void_v<Other>) {
-    if (own == nullptr) return Other::table().matmul.gemv(w, x, begin, end, y, y_stride);
-  }
-  own(w, x, begin, end, y, y_stride);
-}
-
-template <class Gemm, class Other>
-void any_row(const MatrixView& w, int64_t row, float* out) {
-  const auto own = kFormats<Gemm, Other>.of[w.format].dequantize_row;
-  if constexpr (!std::is_void_v<Other>) {
-    if (own == nullptr) return Other::table().matmul.dequantize_row(w, row, out);
-  }
-  own(w, row, out);
-}
+    make_format_table<Gemm, Other, Only>(std::make_integer_sequence<int, kFormatIds>{});
 
 // A view's format is one of formats.def: whoever packed the matrix has checked it.
-template <class Gemm, class Other = void>
-constexpr MatmulKernels matmul_kernels(void (*enter_thread)()) {
-  return {
+template <class Gemm, class Other = void, class Only = AllFormats>
+MatmulKernels matmul_kernels(void (*enter_thread)()) {
+  MatmulKernels own = {
       Gemm::reads,
       &quantize_row,
       &round_row,
-      &any_gemv<Gemm, Other>,
+      [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y,
+         int64_t y_stride) { kFormats<Gemm, Other, Only>.of[w.format].gemv(w, x, begin, end, y, y_stride); },
       [](const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, float* y, int64_t y_stride,
-         void* scratch) { kFormats<Gemm, Other>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch); },
-      &any_row<Gemm, Other>,
+         void* scratch) {
+        kFormats<Gemm, Other, Only>.of[w.format].gemm(w, x, begin, end, y, y_stride, scratch);
+      },
+      [](const MatrixView& w, int64_t row, float* out) {
+        kFormats<Gemm, Other, Only>.of[w.format].dequantize_row(w, row, out);
+      },
       enter_thread,
   };
+  if constexpr (!std::is_void_v<Other>) {
+    own.gemv = Other::table().matmul.gemv;
+    own.dequantize_row = Other::table().matmul.dequantize_row;
+  }
+  return own;
 }
 
 }  // namespace isthmus::ISTHMUS_ISA

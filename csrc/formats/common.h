@@ -10,6 +10,8 @@
 //                           what several formats have alike they inherit
 //   codes<C, G>(tile, part) u of columns 32 C + 4 G .. + 3 of a part for 16 rows, G = 0..7
 //     or code_pair<C, P>(tile, part)   groups 2 P and 2 P + 1 together, where one lookup gives both
+//     or code_pair<C, P>(look_up(tile, part))   where one lookup gives all 64 columns of a part, `Points`
+//   grid_points             of formats with code_pair: how many points an index chooses among
 //   exact_in_bf16           optional: the weights are bf16 numbers (drivers/pair_panel.h)
 // for Policy::F32 and Policy::Bf16:
 //   column<C>(tile)         column C of the tile as fp32, 16 rows
@@ -28,6 +30,12 @@ struct Format;
 struct CodePair {
   u8v first, second;
 };
+
+// Formats that look grid points up, and how: pair by pair, or all of a step at once.
+template <class F>
+constexpr bool kLooksUp = requires { F::grid_points; };
+template <class F>
+constexpr bool kLooksAhead = requires { sizeof(typename F::Points); };
 
 template <int Id>
 concept KnownFormat = requires { sizeof(Format<Id>); };

@@ -28,6 +28,7 @@ struct Format<29> {
   }
 
   static constexpr int zero = kIq1Zero, max_code = kIq1MaxCode, part_columns = 64, scale_columns = 16;
+  static constexpr int grid_points = 2048;
   static constexpr bool has_addend = false;
 
   struct Scales {

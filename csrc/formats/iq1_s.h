@@ -20,6 +20,7 @@ struct Format<19> {
   static_assert(fields_cover(fields, block_bytes));
 
   static constexpr int zero = kIq1Zero, max_code = kIq1MaxCode, part_columns = 64, scale_columns = 32;
+  static constexpr int grid_points = 2048;
   static constexpr bool has_addend = false;
 
   struct Scales {

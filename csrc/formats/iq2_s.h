@@ -25,8 +25,30 @@ struct Format<22> : NibbleScales {
   static_assert(fields_cover(fields, block_bytes));
 
   static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 16;
+  static constexpr int grid_points = 1024;
   static constexpr bool has_addend = false;
 
+#ifdef ISTHMUS_BYTE_PERMUTES_LARGE
+  using Points = GridPoints<2>;
+  static ISTHMUS_INLINE Points look_up(const uint8_t* tile, int part) {
+    Points points;
+    __m512i index[2];
+    UpperBits upper[2];
+    unroll<2>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+      const int b = 2 * part + c;
+      index[c] = indexes_in(kOrder8, tile + 800 + 64 * b);
+      upper[c].of[1] = bits_at(kRow8, kBit8<0>, tile + 160 + 16 * b);
+      upper[c].of[2] = bits_at(kRow8, kBit8<1>, tile + 160 + 16 * b);
+      points.signs[c] = load_u8(tile + 288 + 64 * b);
+    });
+    look_up_planes(kIq2SPlanes, index, upper, points);
+    return points;
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
+    return permuted_pair8<C, P>(points, kIq2SignedCodes);
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
@@ -34,6 +56,7 @@ struct Format<22> : NibbleScales {
     const i32v index = bit_or(index_low(tile + 800, 4 * b + P), bit_and(high, set1_i32(0x300)));
     return iq2_codes<P>(gather(kIq2SGrid.entry, index), load_u8(tile + 288 + 64 * b));
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

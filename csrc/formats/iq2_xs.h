@@ -26,8 +26,30 @@ struct Format<17> : NibbleScales {
   static_assert(fields_cover(fields, block_bytes));
 
   static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 16;
+  static constexpr int grid_points = 512;
   static constexpr bool has_addend = false;
 
+#ifdef ISTHMUS_BYTE_PERMUTES_LARGE
+  using Points = GridPoints<2>;
+  static ISTHMUS_INLINE Points look_up(const uint8_t* tile, int part) {
+    Points points;
+    __m512i index[2];
+    UpperBits upper[2];
+    unroll<2>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+      const int b = 2 * part + c;
+      const u8v signs = load_u8(tile + 160 + 64 * b);
+      index[c] = indexes_in(kOrder8, tile + 672 + 64 * b);
+      upper[c].of[1] = _mm512_movepi8_mask(signs.v);
+      points.signs[c] = with_eighth_sign(signs);
+    });
+    look_up_planes(kIq2XsPlanes, index, upper, points);
+    return points;
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
+    return permuted_pair8<C, P>(points, kIq2SignedCodes);
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
@@ -36,6 +58,7 @@ struct Format<17> : NibbleScales {
     const i32v index = bit_or(index_low(tile + 672, 4 * b + P), bit_and(as_i32(moved), set1_i32(0x100)));
     return iq2_codes<P>(gather(kIq2XsGrid.entry, index), with_eighth_sign(signs));
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -22,18 +22,35 @@ struct Format<16> : SpareScales<8> {
   static_assert(fields_cover(fields, block_bytes));
 
   static constexpr int zero = kIq2Zero, max_code = kIq2MaxCode, part_columns = 64, scale_columns = 32;
+  static constexpr int grid_points = 256;
   static constexpr bool has_addend = false;
 
+#ifdef ISTHMUS_BYTE_PERMUTES
+  using Points = GridPoints<2>;
+  static ISTHMUS_INLINE Points look_up(const uint8_t* tile, int part) {
+    Points points;
+    __m512i index[2];
+    UpperBits upper[2];
+    unroll<2>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+      const int b = 2 * part + c;
+      index[c] = indexes_in(kOrder8, tile + 544 + 64 * b);
+      points.signs[c] = with_eighth_sign(load_u8(tile + 32 + 64 * b));
+    });
+    look_up_planes(kIq2XxsPlanes, index, upper, points);
+    return points;
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
+    return permuted_pair8<C, P>(points, kIq2SignedCodes);
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
     const u8v signs = with_eighth_sign(load_u8(tile + 32 + 64 * b));
-#ifdef ISTHMUS_BYTE_PERMUTES
-    return permuted_pair8<P>(kIq2XxsPlanes, tile + 544 + 64 * b, signs, kIq2SignedCodes);
-#else
     return iq2_codes<P>(gather(kIq2XxsGrid.entry, index_low(tile + 544, 4 * b + P)), signs);
-#endif
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -12,6 +12,12 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+#ifdef ISTHMUS_BYTE_PERMUTES_LARGE
+constexpr uint8_t kIq3SSigned[16] = {15 + 1, 15 + 3, 15 + 5, 15 + 7, 15 + 9, 15 + 11, 15 + 13, 15 + 15,
+                                     15 - 1, 15 - 3, 15 - 5, 15 - 7, 15 - 9, 15 - 11, 15 - 13, 15 - 15};
+constexpr ByteMap kIq3SSignedCodes = repeated(kIq3SSigned);
+#endif
+
 template <>
 struct Format<21> {
   static constexpr const char* name = "iq3_s";
@@ -22,6 +28,7 @@ struct Format<21> {
   static_assert(fields_cover(fields, block_bytes));
 
   static constexpr int zero = 15, max_code = 30, part_columns = 64, scale_columns = 32;
+  static constexpr int grid_points = 512;
   static constexpr bool has_addend = false;
 
   struct Scales {
@@ -31,6 +38,28 @@ struct Format<21> {
   static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile), tile + 32}; }
   static ISTHMUS_INLINE f32v scale(const Scales& s, int j) { return mul(s.d, odd_nibble_scale(s.scales, j)); }
 
+#ifdef ISTHMUS_BYTE_PERMUTES_LARGE
+  using Points = GridPoints<4>;
+  static ISTHMUS_INLINE Points look_up(const uint8_t* tile, int part) {
+    Points points;
+    __m512i index[4];
+    UpperBits upper[4];
+    unroll<2>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+      const int b = 2 * part + c;
+      unroll<2>([&](auto v) ISTHMUS_INLINE_LAMBDA {
+        index[2 * c + v] = indexes_in(kOrder4, tile + 736 + 128 * b + 64 * v);
+        upper[2 * c + v].of[1] = bits_at(kRow4, kBit4<v>, tile + 96 + 16 * b);
+      });
+      points.signs[c] = load_u8(tile + 224 + 64 * b);
+    });
+    look_up_planes(kIq3SPlanes, index, upper, points);
+    return points;
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
+    return permuted_pair4<C, P>(points, kIq3SSignedCodes);
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
@@ -42,6 +71,7 @@ struct Format<21> {
         bit_or(index_low(tile + 736, 8 * b + 2 * P + 1), bit_and(shift_left<7 - 2 * P>(qh), set1_i32(0x100)));
     return flip<P>({gather(kIq3SGrid.entry, first), gather(kIq3SGrid.entry, second)}, signs, max_code);
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

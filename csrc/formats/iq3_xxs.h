@@ -27,20 +27,38 @@ struct Format<18> : SpareScales<4> {
   static_assert(fields_cover(fields, block_bytes));
 
   static constexpr int zero = 62, max_code = 124, part_columns = 64, scale_columns = 32;
+  static constexpr int grid_points = 256;
   static constexpr bool has_addend = false;
 
+#ifdef ISTHMUS_BYTE_PERMUTES
+  using Points = GridPoints<4>;
+  static ISTHMUS_INLINE Points look_up(const uint8_t* tile, int part) {
+    Points points;
+    __m512i index[4];
+    UpperBits upper[4];
+    unroll<4>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+      index[i] = indexes_in(kOrder4, tile + 544 + 256 * part + 64 * i);
+    });
+    unroll<2>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+      points.signs[c] = with_eighth_sign(load_u8(tile + 32 + 64 * (2 * part + c)));
+    });
+    look_up_planes(kIq3XxsPlanes, index, upper, points);
+    return points;
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
+    return permuted_pair4<C, P>(points, kIq3XxsSignedCodes);
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
     const u8v signs = with_eighth_sign(load_u8(tile + 32 + 64 * b));
-#ifdef ISTHMUS_BYTE_PERMUTES
-    return permuted_pair4<P>(kIq3XxsPlanes, tile + 544 + 128 * b, signs, kIq3XxsSignedCodes);
-#else
     const u8v first = gather(kIq3XxsGrid.entry, index_low(tile + 544, 8 * b + 2 * P));
     const u8v second = gather(kIq3XxsGrid.entry, index_low(tile + 544, 8 * b + 2 * P + 1));
     return flip<P>({first, second}, signs, max_code);
-#endif
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -14,6 +14,9 @@ const KernelTable& avx512_table();
 const KernelTable& avx512bf16_table();
 const KernelTable& amx_table();
 
+// Products by lookups that avx512 takes for a grid format on this CPU, or null: it takes its own.
+const MatmulKernels* permuting_kernels(int format);
+
 const RowKernels& scalar_rows();
 const RowKernels& avx2_rows();
 const RowKernels& avx512_rows();

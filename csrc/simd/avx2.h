@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simd/f32_avx2.h"
+#include "simd/load_lanes.h"
 #include "simd/unroll.h"
 
 namespace isthmus::ISTHMUS_ISA {
@@ -82,6 +83,7 @@ ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
 }
 
 ISTHMUS_INLINE u8v gather(const uint32_t* table, i32v index) {
+  if (gathers_slowly) return {load_lanes(table, index.lo), load_lanes(table, index.hi)};
   const int* p = reinterpret_cast<const int*>(table);
   return {_mm256_i32gather_epi32(p, index.lo, 4), _mm256_i32gather_epi32(p, index.hi, 4)};
 }

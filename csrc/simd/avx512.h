@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd/f32_avx512.h"
+#include "simd/load_lanes.h"
 #include "simd/unroll.h"
 
 namespace isthmus::ISTHMUS_ISA {
@@ -58,6 +59,11 @@ ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
 }
 
 ISTHMUS_INLINE u8v gather(const uint32_t* table, i32v index) {
+  if (gathers_slowly) {
+    const __m256i low = load_lanes(table, _mm512_castsi512_si256(index.v));
+    return {_mm512_inserti64x4(_mm512_castsi256_si512(low),
+                               load_lanes(table, _mm512_extracti64x4_epi64(index.v, 1)), 1)};
+  }
   // A gather merges, and a loop that reuses one destination becomes a chain (10.7 instead of 7 cycles each).
   // Zeros to merge into break it; gcc drops them where it can see that the mask is full.
   __mmask16 all = 0xffff;

@@ -293,6 +293,25 @@ def test_strips_side_by_side_or_one_after_the_other_give_the_same_bits(name: str
         kernels.read_one_stream(usual)
 
 
+@pytest.mark.parametrize("slowly", [False, True], ids=["gathers", "no gathers"])
+@pytest.mark.parametrize("isa", native.isa_names())
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith(("iq1", "iq2", "iq3"))])
+def test_grid_points_looked_up_in_any_way_give_the_same_bits(name: str, isa: str, slowly: bool) -> None:
+    """Gathers, loads of single lanes, byte permutes: the CPU's features and vendor say which. All here."""
+    matrix, few, many = matrix_of(name, 40, 512), random_x(15, 512), random_x(50, 512)
+    oracle = "scalar-bf16" if isa == "amx" else "scalar"
+    expected = matrix.times("scalar", "gemv", few), matrix.times(oracle, "gemm", many)
+    usual = kernels.gather_slowly(slowly), kernels.permute_bytes(False)
+    try:
+        for permute in (False, True) if kernels.can_permute_bytes() else (False,):
+            kernels.permute_bytes(permute)
+            got = matrix.times(isa, "gemv", few), matrix.times(isa, "gemm", many)
+            for ours, right in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(ours.view(np.uint32), right.view(np.uint32))
+    finally:
+        kernels.gather_slowly(usual[0]), kernels.permute_bytes(usual[1])
+
+
 @pytest.mark.parametrize("isa", native.isa_names())
 def test_a_thread_that_multiplies_first_is_ready_for_it(isa: str) -> None:
     """AMX tiles are configured per thread: without it, or with gcc 12's dropped stores, this dies."""
