@@ -7,7 +7,7 @@ them; between two the rows of x are copied and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -52,10 +52,9 @@ class Stage:
 
 def stages_of(parts: Iterable[tuple[Target | None, Part]], split: ExpertSplit | None) -> tuple[Stage, ...]:
     """Parts in order, neighbours on the same target together. split: of the native CPU."""
-    stages: list[Stage] = []
-    for target, part in parts:
-        if stages and stages[-1].target is target:
-            stages[-1] = replace(stages[-1], parts=(*stages[-1].parts, part))
-        else:
-            stages.append(Stage(target, target.split if target else split, (part,)))
+    stages = []
+    for _, run in groupby(parts, key=lambda placed: id(placed[0])):
+        targets, together = zip(*run, strict=True)
+        target = targets[0]
+        stages.append(Stage(target, target.split if target else split, together))
     return tuple(stages)
