@@ -5,8 +5,8 @@
     python benches/compare.py [MODEL] --depth 8192 [--kv-dtype q8_0] --llama-bench PATH ...
 
 --llama-bench: the program of llama.cpp or ik_llama.cpp, run on the same file with as many threads. --depth: a
-prompt of so many tokens, and decodes behind one, with everybody's cache in --kv-dtype; without it a prompt of
-512, and the peers decode from an empty cache. --kt: a
+prompt of so many tokens, and decodes behind one, with everybody's cache in --kv-dtype (bf16: the peers' in
+f16, which is as many bytes); without it a prompt of 512, and the peers decode from an empty cache. --kt: a
 Python interpreter that can import kt_kernel; its AMXINT4 experts have the shapes of ours, which are Q4_K (one
 4-bit scale a row there, 8 scales and minima of 6 bits a block here). Without MODEL a file of real shapes is
 made and deleted again. --quant: such a file in each format (or mix), one after the other, of few layers and
@@ -89,10 +89,11 @@ class Context:
         """Arguments of each run of a peer's llama-bench."""
         if not self.depth:
             return [["-p", PROMPT_TOKENS, "-n", NEW_TOKENS]]
-        kv = ["-fa", 1, "-ctk", self.kv_dtype, "-ctv", self.kv_dtype]
+        kv_dtype = "f16" if self.kv_dtype == "bf16" else self.kv_dtype  # as many bytes
+        kv = ["-fa", 1, "-ctk", kv_dtype, "-ctv", kv_dtype]
         prefill = ["-p", self.depth, "-n", 0, *kv]
-        if peer == "ik_llama.cpp":
-            return [[*prefill, "-gp", f"{self.depth},{NEW_TOKENS}"]]
+        if peer == "ik_llama.cpp":  # repacked: a prefill is a fifth faster than from the file
+            return [[*prefill, "-gp", f"{self.depth},{NEW_TOKENS}", "-rtr", 1]]
         return [prefill, ["-p", 0, "-n", NEW_TOKENS, "-d", self.depth, *kv]]
 
 
@@ -115,6 +116,8 @@ def llama_bench(program: Path, model: Path, context: Context) -> dict[str, float
 def isthmus_bench(model: Path, isa: str, context: Context) -> dict[str, float]:
     command = [sys.executable, "-m", "isthmus", "bench", str(model), "--json", "--isa", isa]
     command += ["-p", str(context.prompt), "-n", str(NEW_TOKENS), "--kv-dtype", context.kv_dtype]
+    if context.depth:
+        command += ["-r", "1"]  # after one that warms up; a long prompt takes its time
     done = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return {"decode": done["decode_tok_s"], "prefill": done["prefill_tok_s"]}
 
@@ -129,10 +132,12 @@ def compare_models(
         for isa in isas
         for work, name in names.items()
     }
-    for _ in range(rounds):
+    for _ in range(rounds):  # said as they come: a run may be ended early
         peers = {name: llama_bench(path, model, context) for name, path in programs.items()}
+        print(f"{names}: {peers}", file=sys.stderr)
         for isa in isas:
             ours = isthmus_bench(model, isa, context)
+            print(f"Isthmus, {isa}: {ours}", file=sys.stderr)
             for work, rate in ours.items():
                 rows[isa, work].ours.append(rate)
                 for name, theirs in peers.items():
