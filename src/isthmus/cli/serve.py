@@ -1,7 +1,8 @@
 """`isthmus serve MODEL`: the HTTP server over an engine process.
 
-The port is taken first and the file's header read next, so that what is wrong with either is said before
-anything is loaded. While the weights load, /health answers 503.
+The port is taken first. Then the engine's process starts, and while that imports and loads, this one makes
+what texts and routes need. What is wrong with either is said as soon as it is known, and ends both. While the
+weights load, /health answers 503.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from isthmus.engine.request import ModelInfo
+    from isthmus.server.run import Runner
 
 
 @options.with_run_options(parallel=DEFAULT_PARALLEL)
@@ -61,11 +63,8 @@ def serve(
     from isthmus.config import RunOptions
     from isthmus.engine.process import EngineProcess
     from isthmus.resolve import resolve_model
-    from isthmus.server.app import create_app
     from isthmus.server.options import ServerOptions
-    from isthmus.server.run import Runner, base_url, listen
-    from isthmus.server.text_process import Begin, LongTexts
-    from isthmus.tokenizer.from_file import open_texts
+    from isthmus.server.start import base_url, listen, start
 
     options.configure_logging(debug)
     logging.getLogger("isthmus.server").setLevel(logging.INFO)  # a line for each request
@@ -80,15 +79,19 @@ def serve(
         progress = while_loading.enter_context(bar(model))
         path = resolve_model(model, progress=progress)
         names = tuple(dict.fromkeys([*(alias or ()), _default_name(model, path)]))
-        tokenizer, template = open_texts(path)  # its header alone is read
-        long_texts = LongTexts(Begin(str(path), server_options.parsers, names, only_idle=True))
+        engine = EngineProcess(path, checked, on_progress=progress)
 
-        def on_progress(done_bytes: int, total_bytes: int) -> None:
-            progress(done_bytes, total_bytes)
-            app.state.service.loaded_bytes = (done_bytes, total_bytes)
+        def make_runner() -> Runner:
+            """Half a second of imports, and as much for a vocabulary of 150,000 tokens."""
+            from isthmus.server.app import create_app
+            from isthmus.server.run import Runner
+            from isthmus.server.text_process import Begin, LongTexts
+            from isthmus.tokenizer.from_file import open_texts
 
-        engine = EngineProcess(path, checked, on_progress=on_progress)
-        app = create_app(engine, tokenizer, template, names, server_options, long_texts=long_texts)
+            tokenizer, template = open_texts(path)  # its header alone is read
+            long_texts = LongTexts(Begin(str(path), server_options.parsers, names, only_idle=True))
+            app = create_app(engine, tokenizer, template, names, server_options, long_texts=long_texts)
+            return Runner(app, engine, listener, server_options)
 
         def loaded(info: ModelInfo | None) -> None:
             while_loading.close()
@@ -96,7 +99,7 @@ def serve(
                 url = base_url(listener, server_options.scheme)
                 say(ready_text(info, names[0], url, with_key=api_key is not None))
 
-        asyncio.run(Runner(app, engine, listener, server_options).run(loaded))
+        asyncio.run(start(engine, make_runner, loaded))
 
 
 def ready_text(info: ModelInfo, name: str, url: str, *, with_key: bool) -> str:

@@ -58,6 +58,7 @@ class EngineProcess:
         self.info: ModelInfo | None = None  # of the last successful load
         self.failure: IsthmusError | None = None  # why the state is "failed"
         self.num_restarts = 0
+        self.loaded_bytes = (0, 0)  # of the weights: so far, and in all
         self.stats = EngineStats()  # as of the last step that told
         self.expert_read_rate = 0.0  # bytes of routed experts a second, as of the last steps that read any
         self._start = wire.Start(str(model), options)
@@ -80,9 +81,9 @@ class EngineProcess:
         return len(self._sinks)
 
     def start(self) -> None:
-        """Starts the process; `wait_ready` tells how it went."""
-        assert self._supervisor is None
-        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+        """Starts the process, unless that has been done; `wait_ready` tells how it went."""
+        if self._supervisor is None:
+            self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
 
     async def wait_ready(self) -> ModelInfo:
         """The loaded model, or the error that kept it from loading."""
@@ -190,8 +191,9 @@ class EngineProcess:
                 elif isinstance(event, wire.Rejected):
                     self._deliver(event.request_id, wire.revive(event), last=True)
                 elif isinstance(event, wire.Progress):
+                    self.loaded_bytes = (event.done_bytes, event.total_bytes)
                     if self._on_progress is not None:
-                        self._on_progress(event.done_bytes, event.total_bytes)
+                        self._on_progress(*self.loaded_bytes)
                 elif isinstance(event, wire.Ready):
                     self.info, self.state = event.info, "ready"
                     self._settled.set()

@@ -1,4 +1,4 @@
-"""Running the application: the port, the signals, and the end.
+"""Running the application: its signals and its end.
 
 After the first SIGTERM or SIGINT no more connections are taken and running answers may end, for `drain_s` at
 most; then their streams get an error and [DONE]. The second ends at once. The exit code is 0 either way.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import sys
@@ -31,37 +30,6 @@ _SWITCH_S = 0.0005
 
 # A connection still open this long after its answer was ended is cut.
 _CUT_AFTER_S = 5.0
-
-
-def listen(options: ServerOptions) -> socket.socket:
-    """A listening socket. IsthmusError if the port is taken, UsageError for an address that is not ours."""
-    where = f"port {options.port} on {options.host}"
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise UsageError(f"--host {options.host}: {error.strerror}") from error
-    listener = socket.socket(family, kind, proto)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT counts as free
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            message = f"{where} is in use by another program; choose another with --port"
-            raise IsthmusError(message) from error
-        if error.errno == errno.EACCES:
-            raise IsthmusError(f"{where} needs privileges; choose one from 1024 with --port") from error
-        raise UsageError(f"cannot listen on {where}: {error.strerror}") from error
-    return listener
-
-
-def base_url(listener: socket.socket, scheme: str = "http") -> str:
-    """What OpenAI's clients take as base URL."""
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:

@@ -64,7 +64,6 @@ class Service:
         side = TextSide.of(tokenizer, template, options.parsers, names)
         self.texts = TextLanes(side, long_texts, options.max_queue)
         self.answers = Answers(tokenizer, side.dialect)
-        self.loaded_bytes = (0, 0)  # of the weights: so far, and in all
 
     @property
     def model_id(self) -> str:

@@ -25,7 +25,7 @@ def build(service: Service) -> APIRouter:
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", operation_id="ready", summary="Whether the model is loaded, and how far that is")
     async def ready() -> JSONResponse:
-        done, total = service.loaded_bytes
+        done, total = service.engine.loaded_bytes
         progress = {"loaded_bytes": done, "total_bytes": total} if total else {}
         info = service.engine.info
         facts = {} if info is None else {"threads": info.threads, "parallel": info.parallel, "isa": info.isa}
