@@ -55,6 +55,7 @@ def test_this_machine_is_measured_where_nobody_says_how_fast_it_reads(
     # Cores that are not this machine's multiply at a rate that nobody measured.
     assert described_machine(cores=64).multiply_gops == 0.0
     assert described_machine(isa="avx2").multiply_gops == 0.0
+    assert not described_machine(isa="avx512").avx512_bf16  # nor is it known what else they have
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,13 @@ def test_sockets_threads_and_the_cpus_name_are_read(machine: Path) -> None:
     files = {
         f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id": str(cpu % 2) for cpu in range(4)
     }
-    write(machine, {**files, "proc/cpuinfo": "processor\t: 0\nmodel name\t: EPYC 9654 96-Core"})
+    cpuinfo = "processor\t: 0\nmodel name\t: EPYC 9654 96-Core\nflags\t\t: fpu avx512_bf16 clzero"
+    write(machine, {**files, "proc/cpuinfo": cpuinfo})
     found = Machine.detect(machine, cpus={0, 1, 2, 3})
     assert (found.sockets, found.threads, found.cpu) == (2, 4, "EPYC 9654 96-Core")
+    assert found.avx512_bf16
+    write(machine, {"proc/cpuinfo": cpuinfo.replace("avx512_bf16 ", "")})
+    assert not Machine.detect(machine, cpus={0, 1, 2, 3}).avx512_bf16
 
 
 CARD: dict[str, Any] = {
@@ -113,6 +117,12 @@ def test_a_machine_from_json_leaves_open_what_the_file_does() -> None:
     card = Gpu(0, "RTX 4090", 24 * GIB, 47 * GIB // 2, "8.9")
     assert read == Machine(32, 512 * GIB, 500 * GIB, gpus=(card,))
     assert (read.read_gb_s, card.memory_gb_s, card.link_gb_s) == (0, 0, 0)
+
+
+def test_a_file_says_true_or_false_of_a_cpus_flag() -> None:
+    assert Machine.from_json(json.dumps(FILE | {"avx512_bf16": True})).avx512_bf16
+    with pytest.raises(UsageError, match="avx512_bf16 must be true or false, got 1"):
+        Machine.from_json(json.dumps(FILE | {"avx512_bf16": 1}))
 
 
 @given(

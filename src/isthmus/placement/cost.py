@@ -70,10 +70,11 @@ class Core:
     """One core with an instruction set, from docs/performance.md.
 
     unpack_ns, row_ns: of 16 x 64 weights in the GEMM, unpacking and each row. attention_gflops: of its fp32
-    or bf16 products. unpack_gb_s: weights times one row, of formats without a grid. whole: of these rates of
-    the driver, what whole prefills reach. multiply_gops: the rate of the GEMM's innermost loop beside which
-    they were measured; a machine with another is so much faster or slower. 0: its products do not follow it.
-    q8_0: how often its row_ns a row of Q8_0 takes. grid: of SLOW_GB_S.
+    or bf16 products; bf16_gflops: on a machine with avx512_bf16, where that is another. unpack_gb_s: weights
+    times one row, of formats without a grid. whole: of these rates of the driver, what whole prefills reach.
+    multiply_gops: the rate of the GEMM's innermost loop beside which they were measured; a machine with
+    another is so much faster or slower. 0: its products do not follow it. q8_0: how often its row_ns a row of
+    Q8_0 takes. grid: of SLOW_GB_S.
     """
 
     unpack_ns: float
@@ -84,6 +85,7 @@ class Core:
     multiply_gops: float = 0.0
     q8_0: float = 1.0
     grid: float = 1.0
+    bf16_gflops: float = 0.0
 
 
 # amx: the driver alone, "beside a neighbour": 119, 143, 249 and 424 ns at 16, 32, 64 and 128 rows. Not by its
@@ -92,12 +94,14 @@ class Core:
 # 189, 316, 1012 and 3927 ns at 16, 32, 128 and 512 rows, Q8_0 242, 362, 1083 and 3927; here as at 480, the
 # rate of an idle core. avx2 beside 140: Q4_K 324, 590 and 2250 ns at 16, 32 and 128 rows, here as at 225;
 # Q8_0, whose codes do not fit sums of pairs in 16 bits, 1.5 times Q4_K. unpack_gb_s: from the second cache,
-# the slowest of Q4_K, Q6_K and Q8_0, benches/gemv.py. whole: benches/plan_check.py. avx2vnni: not measured.
+# the slowest of Q4_K, Q6_K and Q8_0, benches/gemv.py. whole: benches/plan_check.py.
+# attention_gflops, "Attention without AMX": of 512 rows, over 2048 tokens up to a tenth more; avx512 without
+# BF16: of the driver before. avx2vnni: not measured.
 CORES = {
     "amx": Core(75, 2.75, 200, 25, 0.7),
-    "avx512": Core(60, 6.0, 75, 29, 0.9, 480),
+    "avx512": Core(60, 6.0, 75, 29, 0.9, 480, bf16_gflops=129),
     "avx2vnni": Core(60, 10.0, 60, 18, 0.7, grid=0.5),
-    "avx2": Core(30, 10.6, 60, 24, 0.9, 225, q8_0=1.5, grid=0.5),
+    "avx2": Core(30, 10.6, 76, 24, 0.9, 225, q8_0=1.5, grid=0.5),
     "scalar": Core(600, 600, 2, 0.5, 0.7, grid=0.5),
 }
 # Formats whose codes are looked up, or whose bits are in many planes: GB/s a core with AVX-512, from
@@ -345,7 +349,10 @@ class _Step:
         return self._longer(RAM, read, CPU_PRODUCTS, own / self._machine.cores)
 
     def _attention_rate(self) -> float:
-        return 1e9 * self._core.attention_gflops if self._core else 1.0
+        if self._core is None:
+            return 1.0
+        bf16 = self._core.bf16_gflops if self._machine.avx512_bf16 else 0.0
+        return 1e9 * (bf16 or self._core.attention_gflops)
 
     def _cpu_seconds(self, core_seconds: float) -> float:
         whole = min(1.0, self._core.whole * self._shares.cpu_products) if self._core else 1.0

@@ -42,7 +42,8 @@ def described_machine(
         machine = replace(machine, cores=cores, threads=0, sockets=0, nodes=0, cpu="", multiply_gops=0.0)
     if isa is not None:
         check_choice("--isa", isa, ISA_NAMES)
-        machine = replace(machine, isa=ISA_NAMES[: ISA_NAMES.index(isa) + 1], cpu="", multiply_gops=0.0)
+        machine = replace(machine, isa=ISA_NAMES[: ISA_NAMES.index(isa) + 1], avx512_bf16=False)
+        machine = replace(machine, cpu="", multiply_gops=0.0)
     if gpu is not None:
         machine = replace(machine, gpus=parse_gpus(gpu), gpu_reason="")
     if pcie is not None:

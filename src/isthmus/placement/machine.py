@@ -42,6 +42,7 @@ class Machine:
     nodes: int = 0  # NUMA nodes
     cpu: str = ""  # the model's name
     isa: tuple[str, ...] = ()  # instruction sets of our kernels that it runs, weakest first
+    avx512_bf16: bool = False  # attention's products under "avx512" are in bf16
     read_gb_s: float = 0.0  # that all cores read from memory together
     multiply_gops: float = 0.0  # int8 products from the first cache, of all cores together
     disk_gb_s: float = 0.0  # that a model is read with
@@ -70,8 +71,9 @@ class Machine:
             threads=len(ids),
             sockets=len(packages),
             nodes=len(topology.nodes),
-            cpu=_cpu_name(root),
+            cpu=_cpu_info(root, "model name"),
             isa=tuple(native.isa_names()),
+            avx512_bf16="avx512_bf16" in _cpu_info(root, "flags").split(),
             gpus=gpus,
             gpu_reason=reason,
         )
@@ -122,6 +124,8 @@ def _value(kind: Any, key: str, value: Any, source: str, path: str) -> Any:
         for name in value:
             check_choice(f"{source}: {path}", name, ISA_NAMES)
         return tuple(name for name in ISA_NAMES if name in value)
+    if kind == "bool" and isinstance(value, bool):
+        return value
     if key.endswith("_bytes") and isinstance(value, str):
         return parse_bytes(f"{source}: {path}", value)
     if kind == "str" and isinstance(value, str) and len(value) <= _MAX_TEXT:
@@ -132,8 +136,8 @@ def _value(kind: Any, key: str, value: Any, source: str, path: str) -> Any:
         if not low <= value <= high:
             raise UsageError(f"{source}: {path} must be from {low} to {high:.0f}, got {value!r}")
         return float(value) if kind == "float" else value
-    what = {"int": "a whole number", "float": "a number", "str": "a short text"}.get(kind, "a list")
-    what = "as 8.9" if key == "compute_capability" else what
+    whats = {"int": "a whole number", "float": "a number", "str": "a short text", "bool": "true or false"}
+    what = "as 8.9" if key == "compute_capability" else whats.get(kind, "a list")
     raise UsageError(f"{source}: {path} must be {what}, got {value!r:.60}")
 
 
@@ -148,9 +152,9 @@ def _is_capability(text: str) -> bool:
     return bool(dot) and all(part.isascii() and part.isdigit() and len(part) <= 2 for part in (major, minor))
 
 
-def _cpu_name(root: Path) -> str:
+def _cpu_info(root: Path, key: str) -> str:
     for line in read_text(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "model name":
+        if name.strip() == key:
             return value.strip()
     return ""
