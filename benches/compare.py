@@ -50,7 +50,7 @@ class Row:
     isa: str
     unit: str
     ours: list[float] = field(default_factory=list)
-    peers: dict[str, list[float]] = field(default_factory=dict)  # empty: it cannot do that
+    peers: dict[str, list[float]] = field(default_factory=dict)  # empty: it failed, in one round or all
 
     def ratio(self, peer: str) -> float:
         return median(a / b for a, b in zip(self.ours, self.peers[peer], strict=True))
@@ -142,6 +142,8 @@ def compare_models(
                 rows[isa, work].ours.append(rate)
                 for name, theirs in peers.items():
                     rows[isa, work].peers[name] += filter(None, [theirs.get(work)])
+    for row in rows.values():
+        row.peers = {name: theirs if len(theirs) == rounds else [] for name, theirs in row.peers.items()}
     return list(rows.values())
 
 

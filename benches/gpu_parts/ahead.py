@@ -28,7 +28,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from gpu_parts.lines import Line, Setting, broke_off
+from gpu_parts.lines import Line, Setting, in_one_line
 from gpu_parts.models import DEEPSEEK, PROMPT, QWEN3
 from gpu_parts.shapes import TINY, source_of
 from gpu_parts.steps import PROMPTS, REAL
@@ -202,7 +202,7 @@ def _compile(index: int) -> str:
     try:
         kernel.warmup(*args, grid=(1,), **constants, **options, enable_fp_fusion=True)
     except Exception as error:
-        return f"{kernel.fn.__name__} {broke_off('', error).note}"
+        return f"{kernel.fn.__name__} {in_one_line(error)}"
     return ""
 
 

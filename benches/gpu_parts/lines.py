@@ -62,14 +62,14 @@ def apart(what: str, lines: Iterator[Line]) -> Iterator[Line]:
         yield from lines
     except Exception as error:
         traceback.print_exc()
-        yield broke_off(what, error)
+        yield Line(f"{what} broke off", note=in_one_line(error), failed=True)
 
 
-def broke_off(what: str, error: Exception) -> Line:
+def in_one_line(error: Exception) -> str:
     said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if len(said) > FIRST_SAID + LAST_SAID:
         said = f"{said[:FIRST_SAID]} .. {said[-LAST_SAID:]}"
-    return Line(f"{what} broke off", note=f"{type(error).__name__}: {said}", failed=True)
+    return f"{type(error).__name__}: {said}"
 
 
 def against(what: str, tolerance: float, got: Tensor, expected: Tensor) -> Line:

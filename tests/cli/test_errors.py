@@ -166,7 +166,7 @@ def test_a_gpu_that_is_not_there_is_said_with_the_reason(
 
 
 def test_a_full_disk_and_a_folder_that_may_not_be_read_are_not_our_faults(
-    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, said in [
         (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device; --debug"),
@@ -191,7 +191,7 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="Linux's device that is always full")
-def test_an_answer_that_cannot_be_written_is_said_once(alphabet_model: Path) -> None:
+def test_output_that_cannot_be_written_is_said_once() -> None:
     with FULL.open("w") as full:
         done = subprocess.run(
             [*COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False

@@ -59,9 +59,15 @@ def test_what_cannot_be_counted_is_said(
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_model_is_loaded(here: Here, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [("no/counts.json", "no/counts.json cannot be written"), (".", "is a folder; give the name of a file")],
+)
+def test_a_file_that_cannot_be_written_is_said_before_the_model_is_loaded(
+    here: Here, tmp_path: Path, output: str, says: str
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Some words.")
-    done = here("profile", "/no/model.gguf", text, "-o", tmp_path / "no" / "counts.json")
-    assert "counts.json cannot be written" in done.stderr
+    done = here("profile", "/no/model.gguf", text, "-o", tmp_path / output)
+    assert says in done.stderr
     assert done.returncode == 2

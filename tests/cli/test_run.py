@@ -59,6 +59,14 @@ def test_a_prompt_of_several_words_has_standard_input_where_the_dash_is(
     assert (done.returncode, done.stdout) == (0, answer)
 
 
+def test_a_dash_at_a_terminal_says_what_it_waits_for(alphabet_model: Path) -> None:
+    terminal = Terminal.start("run", alphabet_model, "5", "-", "3", "--raw", "--temperature", "0")
+    terminal.expect("- stands for standard input: type it, and Ctrl-D at its end")
+    terminal.type("\x03")
+    assert terminal.wait() == 130
+    terminal.close()
+
+
 def test_standard_input_that_is_not_read_is_said(alphabet_model: Path) -> None:
     done = isthmus("run", alphabet_model, "hello", "--temperature", "0", stdin="a text")
     assert done.stdout == "xyz\n"

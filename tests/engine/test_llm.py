@@ -1,6 +1,7 @@
 """Text in, text out, over an executor that answers each request with the bytes of a script."""
 
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -249,6 +250,27 @@ def test_turns_are_given_in_the_order_in_which_they_were_asked_for() -> None:
     for thread in threads:
         thread.join()
     assert order == [*range(6)]
+    assert turns.enter_if_free()
+
+
+def test_who_is_interrupted_while_it_waits_for_its_turn_is_not_given_it() -> None:
+    turns, held, interrupted = Turns(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns:
+            held.set()
+            while not turns._waiting:
+                time.sleep(0.001)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            interrupted.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    with pytest.raises(KeyboardInterrupt), turns:
+        pass
+    interrupted.set()
+    holder.join()
     assert turns.enter_if_free()
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli import options
+from isthmus.errors import UsageError
 
 
 @options.with_run_options(("threads", "isa", "chunk_tokens", "packed_cache"))
@@ -30,7 +31,6 @@ def profile(
     options.configure_logging(debug)
     from isthmus.cli.load import bar, describe, say
     from isthmus.config import RunOptions, check_int
-    from isthmus.errors import UsageError
 
     check_int("--max-tokens", max_tokens, 1, 1 << 30)
     try:
@@ -39,8 +39,8 @@ def profile(
         raise UsageError(f"{text}: the text cannot be read: {error}") from None
     if not words.strip():
         raise UsageError(f"{text}: the text is empty, nothing can be counted")
-    if output is not None and not os.access(output if output.exists() else output.parent, os.W_OK):
-        raise UsageError(f"--output: {output} cannot be written")
+    if output is not None:
+        _check_output(output)
     checked = RunOptions.from_kwargs(**run_options, strategy="cpu").with_environment()
     with bar(Path(model).name) as progress:
         from contextlib import closing
@@ -63,3 +63,11 @@ def profile(
         return
     output.write_text(counted.to_json())
     say(f"{counted.tokens} tokens through {len(counted.counts)} layers of experts: {output}")
+
+
+def _check_output(file: Path) -> None:
+    """UsageError for what cannot be written: said before minutes of counting."""
+    if file.is_dir():
+        raise UsageError(f"--output: {file} is a folder; give the name of a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"--output: {file} cannot be written")

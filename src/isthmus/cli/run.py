@@ -179,6 +179,8 @@ def _around_dash(words: list[str]) -> tuple[str, bool, str]:
 
 
 def _standard_input() -> str:
+    if sys.stdin.isatty():  # perhaps the - of "5 - 3" was not meant so
+        print("- stands for standard input: type it, and Ctrl-D at its end", file=sys.stderr)
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -214,7 +214,7 @@ class LLM:
                     self.engine.add(request)
                     self._answers[request.id] = answer
                     answers.append(answer)
-            except Exception:
+            except BaseException:  # Ctrl-C too
                 self._dropped += answers
                 self._cancel_dropped()
                 raise

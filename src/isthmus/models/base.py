@@ -90,8 +90,8 @@ class Decoder:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Made when asked for (0.1 ms): kept, they would hold the model that holds them, and its gigabytes
-        would stay until Python looks for cycles, perhaps after another model was loaded."""
+        """Made when asked for (11 us of 30 layers): kept, they would hold the model that holds them, and its
+        gigabytes would stay until Python looks for cycles, perhaps after another model was loaded."""
         embedding, norm, head = self._outer_targets
         parts: list[tuple[Target | None, Part]] = [(embedding, self._embed)]
         parts += zip(self.targets, self._layer_parts, strict=True)
