@@ -202,12 +202,6 @@ void bind_machine(nb::module_& m) {
       .def_ro("longest", &PoolTrace::longest);
   m.def("pool_trace", pool_trace, Released());
   m.def("pool_parts", pool_parts, Released());
-  m.def("keep_asked_ahead", [](bool keep) {
-    std::vector<std::tuple<int, uintptr_t, int64_t>> kept;
-    for (const auto& [worker, range] : ThreadPool::instance().keep_asked(keep))
-      kept.emplace_back(worker, reinterpret_cast<uintptr_t>(range.begin), range.bytes);
-    return kept;
-  });
   m.def("pool_round_trips", pool_round_trips, Released());
   m.def("pool_nested", pool_nested, Released());
   m.def("pool_scratch", pool_scratch, Released());

@@ -54,20 +54,11 @@ void call_linear(const Linear& self, uintptr_t x, int64_t rows, int64_t x_stride
   self({at<const float>(x), rows, x_stride, at<float>(out), out_stride, at<const float>(residual)});
 }
 
-void ask_linear_ahead(const Linear& self, uintptr_t, int64_t rows, int64_t, uintptr_t, int64_t, uintptr_t) {
-  self.ask_ahead(rows);
-}
-
 void call_head_linear(const HeadLinear& self, uintptr_t x, int64_t rows, int64_t x_row_stride,
                       int64_t x_head_stride, uintptr_t out, int64_t out_row_stride, int64_t out_head_stride) {
   check_call(rows, x, out);
   self({at<const float>(x), rows, x_row_stride, x_head_stride, at<float>(out), out_row_stride,
         out_head_stride});
-}
-
-void ask_head_linear_ahead(const HeadLinear& self, uintptr_t, int64_t rows, int64_t, int64_t, uintptr_t,
-                           int64_t, int64_t) {
-  self.ask_ahead(rows);
 }
 
 void make_experts(Experts* self, Shared gate, Shared up, Shared down, Shared shared_gate, Shared shared_up,
@@ -100,11 +91,11 @@ void bind_products(nb::module_& m) {
       .def("__init__", make_linear)
       .def_prop_ro("columns", &Linear::columns)
       .def_prop_ro("width", &Linear::width)
-      .def("__call__", recorded(OpKind::Linear, call_linear, ask_linear_ahead), Released());
+      .def("__call__", recorded(OpKind::Linear, call_linear), Released());
   nb::class_<HeadLinear>(m, "HeadLinear")
       .def("__init__",
            [](HeadLinear* self, Shared w, bool exact) { new (self) HeadLinear(std::move(w), exact); })
-      .def("__call__", recorded(OpKind::HeadLinear, call_head_linear, ask_head_linear_ahead), Released());
+      .def("__call__", recorded(OpKind::HeadLinear, call_head_linear), Released());
   nb::class_<Experts>(m, "Experts")
       .def("__init__", make_experts, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg().none(), nb::arg(), nb::arg(), nb::arg())

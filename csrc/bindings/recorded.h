@@ -22,16 +22,6 @@ auto recorded(OpKind kind, void (*call)(A...)) {
   };
 }
 
-// A product: ask_ahead has its arguments, and tells the pool what it will read first.
-template <class... A>
-auto recorded(OpKind kind, void (*call)(A...), void (*ask_ahead)(A...)) {
-  return [=](A... arguments) {
-    const std::tuple<Held<A>...> held(arguments...);
-    operate(
-        kind, [call, held] { std::apply(call, held); }, [ask_ahead, held] { std::apply(ask_ahead, held); });
-  };
-}
-
 template <class Op, class... A>
 auto recorded(OpKind kind, void (Op::*call)(A...) const) {
   return [kind, call](const Op& self, A... arguments) {

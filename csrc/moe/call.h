@@ -13,7 +13,6 @@
 #include "moe/routing.h"
 #include "moe/rows.h"
 #include "runtime/buffer.h"
-#include "runtime/program.h"
 #include "runtime/thread_pool.h"
 #include "runtime/tuning.h"
 
@@ -39,28 +38,18 @@ struct Group {
   ActivationView x{}, hidden{};  // of these rows; set when all groups are known
 };
 
-// How many of a job's items there are, of each part (node), and how many pieces of a matrix they count.
-struct Items {
-  std::vector<int64_t> items, pieces;
-};
-
 // Shared by all operators: one runs at a time, since it holds the pool's session.
 struct Workspace {
   Buffer x, gathered, hidden, partial;
   Routing routing;
   std::vector<Group> groups;
-  Items now, next;  // of this operator's job; of what is asked ahead meanwhile
+  std::vector<int64_t> items, pieces;  // of each part (node)
 };
 
 class Call {
  public:
   Call() : pool(ThreadPool::instance()), kernels(isthmus::kernels()), work(workspace()) {
     pool.set_enter_hook(kernels.matmul.enter_thread);
-  }
-
-  // Said by a product before its last job: from then on who waits reads the next product's weights ahead.
-  void begin_last_job() const {
-    if (!Program::ask_next_ahead()) pool.ask_nothing_ahead();
   }
 
   // Items of a job so that each of its threads gets several, but `bytes` of them are worth starting.
@@ -94,13 +83,6 @@ inline void multiply(const MatmulKernels& kernels, bool gemm, const AffineMatrix
     for (int64_t n = 0; w.factor != 1 && n < width; n++) y[n] *= w.factor;
     for (int64_t n = 0; w.bias && n < width; n++) y[n] += w.bias[first + n];
   }
-}
-
-// Where `strips` strips of a part of one matrix stand, from `first` on, as far as there are so many.
-inline ByteRange strips_in(const PackedWeights& w, int64_t expert, int part, int64_t first, int64_t strips) {
-  const AffineMatrix matrix = w.matrix(expert, part);
-  const int64_t bytes = strip_bytes(w.format(), w.columns());
-  return {matrix.data + first * bytes, std::min(strips, num_strips(matrix.rows) - first) * bytes};
 }
 
 // The driver of a matrix by the rows of x that it is multiplied by in all. A GEMM unpacks once for all of

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -13,7 +12,6 @@
 #include "moe/activation.h"
 #include "moe/call.h"
 #include "moe/reads.h"
-#include "runtime/round.h"
 #include "runtime/tuning.h"
 
 namespace isthmus {
@@ -147,12 +145,10 @@ void Experts::operator()(const ExpertsArgs& args) const {
   if (call.work.groups.empty()) return nothing(args);
   std::optional<CountedReads> counted;
   if (args.ids != nullptr && routed_places > 0) counted.emplace(chosen_bytes(call.work.routing));
-  ask_gate_up_ahead(call);
   RowFields fields;
   for (const Group& group : call.work.groups) fields.add(group.x_fields);
   place_rows(call, prepare_rows(call.pool, call.kernels.matmul, call.work.x, fields, args.x, args.tokens,
                                 hidden(), hidden()));
-  ask_down_ahead(call, args.tokens);
   gate_up(call);
   down(call, args);
 }
@@ -239,28 +235,21 @@ void Experts::place_rows(Call& call, const ActivationView& x) const {
   });
 }
 
-// Items of a part: every block of its rows of the first group, of the next, ...; shared groups come last.
-struct Experts::GateUpCut {
-  int64_t num_routed, grain;
-  int64_t run;  // blocks of gate that are read before their blocks of up
-  int most_rows;
-  std::span<const int64_t> items;  // of each part
-};
-
-int64_t Experts::blocks(const ExpertWeights& of, int part) {
-  return of.gate ? num_steps(of.gate->part(part).rows) : 0;
-}
-
-Experts::GateUpCut Experts::cut_gate_up(const Call& call, Items& into) const {
+void Experts::gate_up(Call& call) const {
   const std::vector<Group>& groups = call.work.groups;
   const auto is_routed = [&](const Group& group) { return group.of == &routed_; };
   const int64_t num_routed = std::count_if(groups.begin(), groups.end(), is_routed);
   const int64_t num_shared = static_cast<int64_t>(groups.size()) - num_routed;
-  std::vector<int64_t>& items = into.items;
+  const auto blocks = [](const ExpertWeights& of, int part) {
+    return of.gate ? num_steps(of.gate->part(part).rows) : 0;
+  };
+  // Items of a part: every block of its rows of the first group, of the next, ...; shared groups come last.
+  std::vector<int64_t>& items = call.work.items;
   items.clear();
   for (int part = 0; part < routed_.gate->num_parts(); part++) {
     items.push_back(num_routed * blocks(routed_, part) + num_shared * blocks(shared_, part));
   }
+
   int most_rows = 0;
   for (const Group& group : groups) most_rows = std::max(most_rows, group.rows);
   const int64_t item_bytes = 2 * kBlockStrips * strip_bytes(routed_.gate->format(), hidden()) * most_rows;
@@ -268,107 +257,50 @@ Experts::GateUpCut Experts::cut_gate_up(const Call& call, Items& into) const {
   const bool streams = reads_one_stream && most_rows < kGemmMinRows;
   const int64_t grain =
       call.grain(num_items, item_bytes, streams ? tuning::kStreamBytes : tuning::kItemBytes);
-  return {num_routed, grain, streams ? grain : 1, most_rows, items};
-}
-
-// The group of an item of a part, and the item's block of the group's rows.
-struct Experts::GateUpItem {
-  const Group* group;
-  int64_t block, blocks;  // which, of how many
-};
-
-Experts::GateUpItem Experts::gate_up_item(const Call& call, const GateUpCut& cut, int part,
-                                          int64_t item) const {
-  const int64_t routed_items = cut.num_routed * blocks(routed_, part);
-  const bool routed = item < routed_items;
-  const int64_t at = routed ? item : item - routed_items, count = blocks(routed ? routed_ : shared_, part);
-  return {&call.work.groups[(routed ? 0 : cut.num_routed) + at / count], at % count, count};
-}
-
-void Experts::ask_gate_up_ahead(const Call& call) const {
-  const GateUpCut cut = cut_gate_up(call, call.work.next);
-  call.pool.ask_ahead(cut.items, cut.grain, [&](int part, int64_t begin, int64_t end) {
-    const GateUpItem item = gate_up_item(call, cut, part, begin);
-    const int64_t count = std::min(cut.run, end - begin);
-    return strips_in(*item.group->of->gate, item.group->expert, part, item.block * kBlockStrips,
-                     count * kBlockStrips);
-  });
-}
-
-void Experts::gate_up(Call& call) const {
-  const GateUpCut cut = cut_gate_up(call, call.work.now);
+  const int64_t run = streams ? grain : 1;
   const int64_t scratch_bytes =
-      int64_t{2} * cut.run * cut.most_rows * kStepColumns * sizeof(float) + kGemmScratchBytes;
-  call.pool.parallel_parts(cut.items, cut.grain, [&](int part, int64_t begin, int64_t end, int worker) {
+      int64_t{2} * run * most_rows * kStepColumns * sizeof(float) + kGemmScratchBytes;
+  call.pool.parallel_parts(items, grain, [&](int part, int64_t begin, int64_t end, int worker) {
     std::byte* scratch = call.pool.scratch(worker, scratch_bytes);
+    const int64_t routed_items = num_routed * blocks(routed_, part);
     for (int64_t i = begin, count = 0; i < end; i += count) {
-      const GateUpItem item = gate_up_item(call, cut, part, i);
-      count = std::min({cut.run, end - i, item.blocks - item.block});
-      gate_up_blocks(call.kernels, act_, *item.group, part, item.block, count, scratch);
+      const bool routed = i < routed_items;
+      const int64_t at = routed ? i : i - routed_items;
+      const int64_t per_group = blocks(routed ? routed_ : shared_, part);
+      const Group& group = groups[(routed ? 0 : num_routed) + at / per_group];
+      count = std::min({run, end - i, per_group - at % per_group});
+      gate_up_blocks(call.kernels, act_, group, part, at % per_group, count, scratch);
     }
   });
 }
 
-// Two ways. Usually an item owns some output columns of every token: it multiplies all groups' hidden rows by
-// those strips of their experts, then sums per token. So nobody shares an output, and the order of the sum is
-// free to be that of ids. Where a core reads one stream, and there are so few outputs that the caller may sum
-// them alone, a worker reads an expert from end to end, not the same strips of each (27 to 40 KB, and a jump
-// costs it 20): items are the pieces of the first group, of the next, ...
-struct Experts::DownCut {
-  bool by_expert;
-  int64_t step, grain;             // strips of a piece, items taken at once
-  int64_t places;                  // outputs of all tokens before they are summed
-  std::span<const int64_t> items;  // of each part
-};
-
-int64_t Experts::down_pieces(const DownCut& cut, int part) const {
-  return ceil_div(num_strips(routed_.down->part(part).rows), cut.step);
-}
-
-Experts::DownCut Experts::cut_down(const Call& call, int64_t tokens, Items& into) const {
+// Each item owns some output columns of every token: it multiplies all groups' hidden rows by those strips of
+// their experts, then sums per token. So nobody shares an output, and the order of the sum is free to be that
+// of ids.
+void Experts::down(Call& call, const ExpertsArgs& args) const {
   const std::vector<Group>& groups = call.work.groups;
   const bool any_gemm =
       std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.down_gemm; });
-  DownCut cut{};
-  cut.places = call.work.routing.num_places() + (shared_.gate ? tokens : 0);
-  cut.by_expert = reads_one_stream && !any_gemm && cut.places * hidden() <= tuning::kSerialFloats;
-  const int64_t fit = tuning::kPartialBytes / (cut.places * kStripRows * static_cast<int64_t>(sizeof(float)));
+  const int64_t width = hidden();
+  const int64_t places = call.work.routing.num_places() + (shared_.gate ? args.tokens : 0);
+  if (reads_one_stream && !any_gemm && places * width <= tuning::kSerialFloats) return down_few(call, args);
+  const int64_t fit = tuning::kPartialBytes / (places * kStripRows * static_cast<int64_t>(sizeof(float)));
   const int64_t least = any_gemm ? tuning::kMinGemmStrips : 1;
-  const int64_t most = call.strips_per_item(num_strips(hidden()), least);
-  cut.step = cut.by_expert ? tuning::kMaxStrips : std::clamp(fit / least * least, least, most);
-  into.items.clear();
+  const int64_t most = call.strips_per_item(num_strips(width), least);
+  const int64_t step = std::clamp(fit / least * least, least, most);
+  const int64_t stride = step * kStripRows;
+  const int64_t partial_floats = places * stride;
+  std::vector<int64_t>& items = call.work.items;
+  items.clear();
   for (int part = 0; part < routed_.down->num_parts(); part++) {
-    into.items.push_back((cut.by_expert ? static_cast<int64_t>(groups.size()) : 1) * down_pieces(cut, part));
+    items.push_back((num_strips(routed_.down->part(part).rows) + step - 1) / step);
   }
-  cut.items = into.items;
-  const int64_t num_items = std::accumulate(into.items.begin(), into.items.end(), int64_t{0});
-  const int64_t item_bytes = cut.step * strip_bytes(routed_.down->format(), routed_.down->columns());
-  cut.grain = cut.by_expert ? call.grain(num_items, item_bytes) : 1;
-  return cut;
-}
 
-void Experts::ask_down_ahead(const Call& call, int64_t tokens) const {
-  const DownCut cut = cut_down(call, tokens, call.work.next);
-  call.pool.ask_ahead(cut.items, cut.grain, [&](int part, int64_t begin, int64_t end) {
-    const int64_t pieces = down_pieces(cut, part);
-    const Group& group = call.work.groups[begin / pieces];
-    return strips_in(*group.of->down, group.expert, part, begin % pieces * cut.step,
-                     (cut.by_expert ? end - begin : 1) * cut.step);
-  });
-}
-
-void Experts::down(Call& call, const ExpertsArgs& args) const {
-  const DownCut cut = cut_down(call, args.tokens, call.work.now);
-  call.begin_last_job();
-  if (cut.by_expert) return down_by_expert(call, args, cut);
-  const std::vector<Group>& groups = call.work.groups;
-  const int64_t stride = cut.step * kStripRows;
-  const int64_t partial_floats = cut.places * stride;
-  call.pool.parallel_parts(cut.items, 1, [&](int part, int64_t item, int64_t, int worker) {
+  call.pool.parallel_parts(items, 1, [&](int part, int64_t item, int64_t, int worker) {
     auto* partial = reinterpret_cast<float*>(
         call.pool.scratch(worker, partial_floats * sizeof(float) + kGemmScratchBytes));
     const PackedWeights::Part& rows = routed_.down->part(part);
-    const int64_t begin = item * cut.step, end = std::min(begin + cut.step, num_strips(rows.rows));
+    const int64_t begin = item * step, end = std::min(begin + step, num_strips(rows.rows));
     for (const Group& group : groups) {
       multiply(call.kernels.matmul, group.down_gemm, group.of->down->matrix(group.expert, part), group.hidden,
                begin, end, partial + group.first * stride, stride, partial + partial_floats);
@@ -376,28 +308,45 @@ void Experts::down(Call& call, const ExpertsArgs& args) const {
     const int64_t column = (rows.first_strip + begin) * kStripRows;
     const int64_t columns = std::min(end * kStripRows, rows.rows) - begin * kStripRows;
     combine(call.kernels, call.work.routing, args, shared_.gate != nullptr, partial, stride, column, columns,
-            hidden());
+            width);
   });
 }
 
-void Experts::down_by_expert(Call& call, const ExpertsArgs& args, const DownCut& cut) const {
+// The same for a core that reads one stream, and so few outputs that the caller may sum them alone: a worker
+// reads an expert from end to end, not the same strips of each (27 to 40 KB, and a jump costs it 20).
+void Experts::down_few(Call& call, const ExpertsArgs& args) const {
+  const std::vector<Group>& groups = call.work.groups;
   const int64_t width = hidden();
-  float* partial = call.work.partial.grow<float>(cut.places * width);
-  call.pool.parallel_parts(cut.items, cut.grain, [&](int part, int64_t begin, int64_t end, int worker) {
-    auto* driver = call.pool.scratch(worker, kGemmScratchBytes);
-    const int64_t pieces = down_pieces(cut, part);
-    for (int64_t i = begin; i < end; i++) {
-      const Group& group = call.work.groups[i / pieces];
-      const AffineMatrix w = group.of->down->matrix(group.expert, part);
-      const int64_t first = i % pieces * cut.step, last = std::min(first + cut.step, num_strips(w.rows));
-      float* y =
-          partial + group.first * width + (group.of->down->part(part).first_strip + first) * kStripRows;
-      multiply(call.kernels.matmul, false, w, group.hidden, first, last, y, width, driver);
-    }
-  });
-  constexpr int64_t kColumns = tuning::kMaxStrips * kStripRows;
+  const bool shared = shared_.gate != nullptr;
+  const int64_t places = call.work.routing.num_places() + (shared ? args.tokens : 0);
+  float* partial = call.work.partial.grow<float>(places * width);
+  constexpr int64_t kStep = tuning::kMaxStrips;
+  const auto pieces_of = [&](int part) {
+    return (num_strips(routed_.down->part(part).rows) + kStep - 1) / kStep;
+  };
+  std::vector<int64_t>& items = call.work.items;
+  items.clear();
+  for (int part = 0; part < routed_.down->num_parts(); part++) {
+    items.push_back(static_cast<int64_t>(groups.size()) * pieces_of(part));
+  }
+  const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
+  const int64_t item_bytes = kStep * strip_bytes(routed_.down->format(), routed_.down->columns());
+  call.pool.parallel_parts(
+      items, call.grain(num_items, item_bytes), [&](int part, int64_t begin, int64_t end, int worker) {
+        auto* driver = call.pool.scratch(worker, kGemmScratchBytes);
+        for (int64_t i = begin; i < end; i++) {
+          const Group& group = groups[i / pieces_of(part)];
+          const AffineMatrix w = group.of->down->matrix(group.expert, part);
+          const int64_t first = i % pieces_of(part) * kStep,
+                        last = std::min(first + kStep, num_strips(w.rows));
+          float* y =
+              partial + group.first * width + (group.of->down->part(part).first_strip + first) * kStripRows;
+          multiply(call.kernels.matmul, false, w, group.hidden, first, last, y, width, driver);
+        }
+      });
+  constexpr int64_t kColumns = kStep * kStripRows;
   for (int64_t column = 0; column < width; column += kColumns) {
-    combine(call.kernels, call.work.routing, args, shared_.gate != nullptr, partial + column, width, column,
+    combine(call.kernels, call.work.routing, args, shared, partial + column, width, column,
             std::min(kColumns, width - column), width);
   }
 }

@@ -40,21 +40,9 @@ class Experts {
   void place_rows(Call& call, const ActivationView& x) const;
   void nothing(const ExpertsArgs& args) const;
   int64_t chosen_bytes(const Routing& routing) const;
-
-  struct GateUpCut;
-  struct GateUpItem;
-  static int64_t blocks(const ExpertWeights& of, int part);
-  GateUpCut cut_gate_up(const Call& call, Items& into) const;
-  GateUpItem gate_up_item(const Call& call, const GateUpCut& cut, int part, int64_t item) const;
-  void ask_gate_up_ahead(const Call& call) const;
   void gate_up(Call& call) const;
-
-  struct DownCut;
-  int64_t down_pieces(const DownCut& cut, int part) const;
-  DownCut cut_down(const Call& call, int64_t tokens, Items& into) const;
-  void ask_down_ahead(const Call& call, int64_t tokens) const;
   void down(Call& call, const ExpertsArgs& args) const;
-  void down_by_expert(Call& call, const ExpertsArgs& args, const DownCut& cut) const;
+  void down_few(Call& call, const ExpertsArgs& args) const;
 
   ExpertWeights routed_, shared_;
   Activation act_;

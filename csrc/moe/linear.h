@@ -10,9 +10,6 @@
 
 namespace isthmus {
 
-class Call;
-struct Items;
-
 struct LinearArgs {
   const float* x;         // [rows, K]
   int64_t rows;           // 0 is allowed
@@ -33,20 +30,11 @@ class Linear {
 
   // Any thread; calls run one after the other.
   void operator()(const LinearArgs& args) const;
-  // Tells the pool what its workers read first in a call with so many rows.
-  void ask_ahead(int64_t rows) const;
 
   int64_t columns() const { return weights_[0]->columns(); }
   int64_t width() const { return width_; }
 
  private:
-  struct Cut;
-  struct Piece;
-  bool gemm(int which, int64_t rows) const;
-  RowFields fields(const MatmulKernels& kernels, int64_t rows) const;
-  Cut cut(const Call& call, int64_t rows, Items& into) const;
-  Piece piece_of(const Cut& cut, int part, int64_t item) const;
-
   std::vector<std::shared_ptr<const PackedWeights>> weights_;
   std::vector<const float*> biases_;
   bool exact_;
@@ -67,14 +55,10 @@ class HeadLinear {
  public:
   HeadLinear(std::shared_ptr<const PackedWeights> weights, bool exact);
   void operator()(const HeadLinearArgs& args) const;
-  void ask_ahead(int64_t rows) const;
 
   const PackedWeights& weights() const { return *weights_; }
 
  private:
-  struct Cut;
-  Cut cut(const Call& call, int64_t rows, Items& into) const;
-
   std::shared_ptr<const PackedWeights> weights_;
   bool exact_;
 };

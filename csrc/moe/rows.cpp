@@ -46,7 +46,6 @@ ActivationView prepare_rows(ThreadPool& pool, const MatmulKernels& kernels, Buff
   auto* start = memory.grow<uint8_t>(activation_bytes(fields, count, count, columns));
   const ActivationView view = view_activations(fields, start, count, count, columns, x, stride);
   if (!fields.codes && !fields.halves) return view;
-  pool.begin_to_read();
   const int64_t grain = std::max<int64_t>(1, tuning::kSerialFloats / columns);
   pool.parallel(rows, grain, [&](int64_t begin, int64_t end, int) {
     fill_rows(kernels, view, static_cast<int>(begin), static_cast<int>(end));

@@ -7,12 +7,6 @@ namespace isthmus {
 namespace {
 
 thread_local Program* being_recorded = nullptr;
-// Of the product after the operation that this thread runs; or null.
-thread_local const std::function<void()>* next_asks = nullptr;
-
-bool is_product(OpKind kind) {
-  return kind == OpKind::Linear || kind == OpKind::HeadLinear || kind == OpKind::Experts;
-}
 
 std::atomic<bool> logs{false};
 std::mutex log_lock;
@@ -51,28 +45,9 @@ void Program::end() {
   if (being_recorded == this) being_recorded = nullptr;
 }
 
-void Program::add(OpKind kind, std::function<void()> operation, std::function<void()> ask_ahead) {
-  const size_t here = operations_.size();
-  if (is_product(kind)) {
-    for (size_t at = here; at-- > 0 && operations_[at].next == 0;) operations_[at].next = here;
-  }
-  operations_.push_back({kind, std::move(operation), std::move(ask_ahead), 0});
-}
-
-bool Program::ask_next_ahead() {
-  if (next_asks == nullptr) return false;
-  (*next_asks)();
-  return true;
-}
-
 void Program::run() const {
   if (being_recorded != nullptr) throw std::logic_error("a program cannot run while one is being recorded");
-  const struct Nothing {
-    ~Nothing() { next_asks = nullptr; }
-  } after;
   for (const Operation& operation : operations_) {
-    const Operation& next = operations_[operation.next];
-    next_asks = operation.next != 0 && next.ask_ahead ? &next.ask_ahead : nullptr;
     const OpTimer timer(operation.kind);
     operation.run();
   }

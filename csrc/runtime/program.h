@@ -72,20 +72,16 @@ class Program {
 
   int64_t size() const { return static_cast<int64_t>(operations_.size()); }
 
-  // The program that this thread records, or null. ask_ahead, of a product whose weights are known before it
-  // runs: tells the pool what its workers read first; holds the pool's session.
+  // The program that this thread records, or null.
   static Program* recording();
-  void add(OpKind kind, std::function<void()> operation, std::function<void()> ask_ahead);
-
-  // Called by a product when it begins its last job: the pool is told what the next product of the program
-  // that this thread runs reads first. False, and nothing told, if there is none or nobody can know.
-  static bool ask_next_ahead();
+  void add(OpKind kind, std::function<void()> operation) {
+    operations_.push_back({kind, std::move(operation)});
+  }
 
  private:
   struct Operation {
     OpKind kind;
-    std::function<void()> run, ask_ahead;
-    size_t next;  // the next product's place; 0: there is none
+    std::function<void()> run;
   };
   std::vector<Operation> operations_;
 };
@@ -93,8 +89,8 @@ class Program {
 // Runs an operator, and adds it to the program that is being recorded. The operation must be all there is to
 // the call, given the objects and memory it names.
 template <class F>
-void operate(OpKind kind, F&& operation, std::function<void()> ask_ahead = {}) {
-  if (Program* program = Program::recording()) program->add(kind, operation, std::move(ask_ahead));
+void operate(OpKind kind, F&& operation) {
+  if (Program* program = Program::recording()) program->add(kind, operation);
   const OpTimer timer(kind);
   operation();
 }

@@ -17,12 +17,6 @@ class Spinner {
   // Returns true as soon as holds() does; false when it is time to sleep instead. us = 0 looks once.
   template <class Holds>
   bool watch(int64_t us, Holds holds) {
-    return watch(us, holds, [] { return false; });
-  }
-
-  // The same, with busy() between two looks: it does a little work and says whether there was any.
-  template <class Holds, class Busy>
-  bool watch(int64_t us, Holds holds, Busy busy) {
     if (holds()) return true;
     if (us == 0) return false;
     if (waits_without_spin_ > 0) {
@@ -33,7 +27,7 @@ class Spinner {
     for (;;) {
       for (int i = 0; i < 16; i++) {
         if (holds()) return true;
-        if (!busy()) cpu_relax();
+        cpu_relax();
       }
       const int64_t before = now_ns();
       if (before - start > us * 1000) return false;

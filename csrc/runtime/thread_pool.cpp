@@ -165,13 +165,27 @@ void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context, con
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
+// Items [begin, end) in equal ranges, of whole grains, to workers [first, last).
+void ThreadPool::deal(int64_t begin, int64_t end, int first, int last) {
+  const int64_t chunks = (end - begin + grain_ - 1) / grain_, workers = last - first;
+  for (int i = 0; i < workers; i++) {
+    Slot& slot = *slots_[first + i];
+    slot.next.store(begin + chunks * i / workers * grain_, std::memory_order_relaxed);
+    slot.end = std::min(begin + chunks * (i + 1) / workers * grain_, end);
+  }
+}
+
 void ThreadPool::run_together(int64_t items, const PartEnds* parts) {
   const int threads = num_threads();
   const int64_t chunks = (items + grain_ - 1) / grain_;
-  deal(items, grain_, parts, [&](int worker, int64_t begin, int64_t end) {
-    slots_[worker]->next.store(begin, std::memory_order_relaxed);
-    slots_[worker]->end = end;
-  });
+  const auto& nodes = layout_.nodes;
+  if (parts != nullptr && parts->parts == static_cast<int>(nodes.size())) {
+    for (size_t node = 0; node < nodes.size(); node++) {
+      deal(parts->at[node], parts->at[node + 1], nodes[node].first, nodes[node].last);
+    }
+  } else {
+    deal(0, items, 0, threads);
+  }
   epoch_.fetch_add(1, std::memory_order_seq_cst);  // odd: open
   const int wanted = static_cast<int>(std::min<int64_t>(chunks, threads)) - 1;
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake(epoch_, wanted);
@@ -183,17 +197,6 @@ void ThreadPool::run_together(int64_t items, const PartEnds* parts) {
 
   epoch_.fetch_add(1, std::memory_order_seq_cst);  // even: nobody enters any more
   for (int worker = 1; worker < threads; worker++) wait_until_idle(*slots_[worker]);
-}
-
-void ThreadPool::ask_ahead_of(int worker, ByteRange range) {
-  slots_[worker]->ahead.ask(range);
-  if (keeps_asked_) asked_.push_back({worker, range});
-}
-
-std::vector<ThreadPool::Asked> ThreadPool::keep_asked(bool keep) {
-  const Session session;
-  keeps_asked_ = keep;
-  return std::exchange(asked_, {});
 }
 
 void ThreadPool::work(int worker) {
@@ -254,7 +257,7 @@ void ThreadPool::wait_for_job(Slot& slot, uint32_t seen) {
     const uint32_t epoch = epoch_.load(std::memory_order_acquire);
     return ((epoch & 1) && epoch != seen) || stop_.load(std::memory_order_acquire);
   };
-  if (slot.spinner.watch(spin_us_, woken, [&] { return slot.ahead.step(); })) return;
+  if (slot.spinner.watch(spin_us_, woken)) return;
   for (;;) {
     // Counted before the kernel compares the word: whoever changes it later sees a sleeper to wake.
     const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
@@ -267,7 +270,7 @@ void ThreadPool::wait_for_job(Slot& slot, uint32_t seen) {
 
 void ThreadPool::wait_until_idle(Slot& slot) {
   const auto idle = [&] { return slot.busy.load(std::memory_order_seq_cst) == kIdle; };
-  if (slots_[0]->spinner.watch(spin_us_, idle, [&] { return slots_[0]->ahead.step(); })) return;
+  if (slots_[0]->spinner.watch(spin_us_, idle)) return;
   uint32_t busy = kBusy;
   slot.busy.compare_exchange_strong(busy, kAwaited, std::memory_order_seq_cst);
   while (slot.busy.load(std::memory_order_seq_cst) == kAwaited) futex_wait(slot.busy, kAwaited);

@@ -20,7 +20,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "runtime/ahead.h"
 #include "runtime/buffer.h"
 #include "runtime/futex.h"
 #include "runtime/pool_layout.h"
@@ -81,41 +80,6 @@ class ThreadPool {
         &in_parts, &ends);
   }
 
-  // Says what the next job of these items reads, parts and grain as parallel_parts() takes them: whoever
-  // waits until then reads the beginning of its own share ahead. reads(part, begin, end): the first memory,
-  // in one piece, that a worker with these items reads. Holds until it is said again; never by who may not
-  // spin.
-  template <class F>
-  void ask_ahead(std::span<const int64_t> items, int64_t grain, F&& reads) {
-    const PartEnds ends(items);
-    asks_ = true;
-    deal(ends.begin(ends.parts), grain, &ends, [&](int worker, int64_t begin, int64_t end) {
-      if (begin >= end) return ask_ahead_of(worker, {});
-      const int part = ends.part_of(begin);
-      const int64_t first = ends.begin(part);
-      ask_ahead_of(worker, reads(part, begin - first, std::min(end, ends.begin(part + 1)) - first));
-    });
-  }
-  // Nothing is known of the next job.
-  void ask_nothing_ahead() {
-    if (!asks_) return;
-    for (int worker = 0; worker < num_threads(); worker++) ask_ahead_of(worker, {});
-    asks_ = false;
-  }
-
-  // The caller, who has something to do before the next job, begins to read its share: 4 KB, so that the
-  // stream is there when the job begins. Not more: a core waits for its prefetches when it has many.
-  void begin_to_read() {
-    for (int i = 0; i < 2; i++) slots_[0]->ahead.step();
-  }
-
-  struct Asked {
-    int worker;
-    ByteRange range;
-  };
-  // Keeps what is asked ahead from now on, or no longer; returns what was kept. For tests.
-  std::vector<Asked> keep_asked(bool keep);
-
   // 64-byte aligned memory of one worker, inside a job; its contents last until that worker asks again.
   std::byte* scratch(int worker, size_t bytes) { return slots_[worker]->scratch.grow<std::byte>(bytes); }
 
@@ -157,7 +121,6 @@ class ThreadPool {
     alignas(64) std::atomic<int64_t> next{0};  // first item of this worker's range that nobody has taken
     int64_t end = 0;
     alignas(64) std::atomic<uint32_t> busy{0};  // kIdle, kBusy, kAwaited (the caller sleeps on it)
-    alignas(64) Ahead ahead;
     alignas(64) Buffer scratch;
     pthread_t thread{};
     Spinner spinner;
@@ -165,11 +128,7 @@ class ThreadPool {
 
   void run(int64_t items, int64_t grain, Body body, void* context, const PartEnds* parts = nullptr);
   void run_together(int64_t items, const PartEnds* parts);
-  template <class F>
-  void deal(int64_t items, int64_t grain, const PartEnds* parts, F&& to) const;
-  template <class F>
-  static void deal(int64_t begin, int64_t end, int64_t grain, int first_worker, int last_worker, F&& to);
-  void ask_ahead_of(int worker, ByteRange range);
+  void deal(int64_t begin, int64_t end, int first_worker, int last_worker);
   void work(int worker);
   void take_items(Slot& from, int worker);
   void enter_thread();
@@ -200,39 +159,8 @@ class ThreadPool {
   std::atomic<void (*)()> enter_hook_{nullptr};
   int64_t spin_us_ = 0;
   bool threads_lost_ = false;  // forked: the threads stayed in the parent
-  bool asks_ = false;          // something ahead, of some worker
-  bool keeps_asked_ = false;
-  std::vector<Asked> asked_;
   FutexLock callers_;
 };
-
-// Items [begin, end) in equal ranges, of whole grains, to workers [first, last).
-template <class F>
-void ThreadPool::deal(int64_t begin, int64_t end, int64_t grain, int first, int last, F&& to) {
-  const int64_t chunks = (end - begin + grain - 1) / grain, workers = last - first;
-  for (int i = 0; i < workers; i++) {
-    to(first + i, begin + chunks * i / workers * grain,
-       std::min(begin + chunks * (i + 1) / workers * grain, end));
-  }
-}
-
-// Every worker's range of a job: to(worker, begin, end). A job that is not worth waking anybody is the
-// caller's.
-template <class F>
-void ThreadPool::deal(int64_t items, int64_t grain, const PartEnds* parts, F&& to) const {
-  const int threads = num_threads();
-  if (threads == 1 || items <= grain) {
-    deal(0, items, std::max<int64_t>(items, 1), 0, 1, to);
-    deal(items, items, 1, 1, threads, to);
-  } else if (parts != nullptr && parts->parts == static_cast<int>(layout_.nodes.size())) {
-    for (int node = 0; node < parts->parts; node++) {
-      const auto [first, last, kernel_id] = layout_.nodes[node];
-      deal(parts->at[node], parts->at[node + 1], grain, first, last, to);
-    }
-  } else {
-    deal(0, items, grain, 0, threads, to);
-  }
-}
 
 // parallel() of the process's pool.
 template <class F>
