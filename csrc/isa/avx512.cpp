@@ -1,6 +1,7 @@
 #define ISTHMUS_ISA avx512
 #include "simd/avx512.h"
 // after the vocabulary
+#include "core/lookups.h"
 #include "drivers/gemm_bf16_simd.h"
 #include "drivers/gemm_simd.h"
 #include "drivers/limits.h"
@@ -10,10 +11,11 @@
 namespace isthmus {
 namespace {
 
-// What multiplies by `format` on this CPU.
+// What multiplies by `format` on this CPU. Where bytes cannot be permuted, no function of that unit is
+// called: the compiler may use those instructions in any.
 const MatmulKernels& kernels_of(int format) {
   static const MatmulKernels own = avx512::matmul_kernels<avx512::CodesGemm>([] {});
-  const MatmulKernels* permuting = permuting_kernels(format);
+  const MatmulKernels* permuting = permutes_bytes ? permuting_kernels(format) : nullptr;
   return permuting != nullptr ? *permuting : own;
 }
 

@@ -42,7 +42,7 @@ const MatmulKernels* permuting_kernels(int format) {
   static const MatmulKernels kernels = matmul_kernels<CodesGemm, void, Permuted>([] {});
   const int points = points_of(format, std::make_integer_sequence<int, kFormatIds>{});
   const bool pays = points > 0 && points <= (gathers_slowly ? kLarge : kSmall);
-  return permutes_bytes && pays ? &kernels : nullptr;
+  return pays ? &kernels : nullptr;
 }
 
 }  // namespace isthmus

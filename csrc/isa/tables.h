@@ -14,7 +14,7 @@ const KernelTable& avx512_table();
 const KernelTable& avx512bf16_table();
 const KernelTable& amx_table();
 
-// Products by lookups that avx512 takes for a grid format on this CPU, or null: it takes its own.
+// Products by lookups that avx512 takes for a grid format where permutes_bytes, or null: it takes its own.
 const MatmulKernels* permuting_kernels(int format);
 
 const RowKernels& scalar_rows();

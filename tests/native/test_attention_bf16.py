@@ -60,9 +60,10 @@ def test_ragged_batch_is_the_float64_softmax(heads: int, kv_heads: int, head_dim
     lengths = [150, 1, 64, 65, 577, 31, 1100]
     problem = Problem(lengths, heads, kv_heads, head_dim, exact=False, kv_dtype=kv_dtype)
     rows = decode_after_prefill(lengths, 90)
-    # the error does not shrink with the dimensions, but the largest of 10 normal values is 1.5 of their
-    # deviation where that of 64 is 2.4
-    fewer = 1.6 if head_dim < 32 else 1
+    # What counts is the row with the smallest largest value: of some 500 rows of 10 normal values it is 0.74
+    # of their deviation, of 32 values 1.36, 1.8 times as much. (Measured with ten seeds, q8_0: 1.8 % at most
+    # with 10 dimensions, 1.2 % with 16, 24 or 32.)
+    fewer = 1.6 if head_dim < 16 else 1
     assert_close(problem.run(rows), problem.expected(rows), TOLERANCE * fewer)
 
 
