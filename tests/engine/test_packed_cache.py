@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -235,6 +236,30 @@ def test_a_disk_that_fills_up_leaves_nothing(
     with pytest.raises(ModelFileError, match="No space left on device; it takes 0 MiB: make room"):
         Engine(model, CACHED)
     assert [p.suffix for p in cache_folder.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_limit_of_file_sizes_counts_for_what_is_written(
+    model: Path, cache_folder: Path, spare: int
+) -> None:
+    """ulimit -f: of exactly the cache's size it is kept, of a byte less it is an error and leaves nothing."""
+    with closing(open_weights(model)) as source:
+        path = make_cache(source)
+        size = path.stat().st_size
+        path.unlink()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + spare, before[1]))
+        try:
+            if spare < 0:
+                with pytest.raises(ModelFileError, match="File too large; it takes 0 MiB: make room"):
+                    make_cache(source)
+            else:
+                make_cache(source)
+                verify_cache(source)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.exists() == (spare == 0)
+    assert not [p for p in cache_folder.iterdir() if p.suffix == ".partial"]
 
 
 def test_an_interrupted_packing_leaves_nothing_and_the_next_one_works(

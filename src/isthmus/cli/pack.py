@@ -47,7 +47,11 @@ def pack(
                 verify_cache(source, progress)
                 made = cache_path(source.path)
             else:
-                made = make_cache(source, progress)
+                try:
+                    made = make_cache(source, progress)
+                except KeyboardInterrupt:
+                    say("interrupted: no packed cache was made; one that was there is still there")
+                    raise
     seconds, gb = time.perf_counter() - started, made.stat().st_size / 1e9
     say(f"{'checked' if check else 'packed'} {gb:.2f} GB in {seconds:.1f} s ({gb / seconds:.1f} GB/s)")
     print(made)

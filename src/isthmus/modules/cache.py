@@ -105,9 +105,11 @@ class CacheWriter:
     """Writes tensors to the open file `out`, for the one model that is being loaded."""
 
     def __init__(self, out: BinaryIO, most_bytes: int) -> None:
-        """most_bytes: an upper bound of the file's size; only address space is taken for it."""
+        """most_bytes: an upper bound of the file's size; only address space is taken for it.
+
+        The file is mapped beyond its end and grows as it is written: what may not be that large (ulimit -f, a
+        file system's own limit) may well be as large as the cache."""
         self._fd = out.fileno()
-        os.ftruncate(self._fd, align(most_bytes))
         self._file = ops.MappedFile(self._fd, align(most_bytes))
         self._end = align(1)  # the header's page
         self._tensors: dict[str, Entry] = {}
