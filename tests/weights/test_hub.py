@@ -115,6 +115,8 @@ def test_quantisations_are_recognised_in_names(path: str, quant: str) -> None:
         ),
         ("https://huggingface.co/owner/repo/blob/main/m.gguf", RepoName("owner/repo", "m.gguf")),
         ("https://huggingface.co/owner", None),
+        ("hf.co/owner", None),
+        ("hf.co/datasets/name", None),
         ("https://example.com/owner/repo", None),
     ],
 )

@@ -24,8 +24,9 @@ from isthmus.weights.gguf_shards import shard_name
 DEFAULT_QUANT = "Q4_K_M"
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w./-]{1,200}))?", re.ASCII)
+_HOST = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/")
 _ADDRESS = re.compile(
-    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[^/:?#]+/[^/:?#]+)"
+    _HOST.pattern + r"(?!datasets/|spaces/)(?P<repo>[^/:?#]+/[^/:?#]+)"
     r"(?:/(?:blob|resolve)/[^/?#]+/(?P<file>[^?#]+)|/tree/[^/?#]+|(?P<quant>:[^?#]+))?/?(?:[?#].*)?"
 )
 _QUANT = re.compile(
@@ -51,6 +52,8 @@ class RepoName:
         repository or of one of its files.
         """
         address = _ADDRESS.fullmatch(name)
+        if address is None and _HOST.match(name):
+            return None
         if address is not None:
             name = address["repo"] + (f":{address['file']}" if address["file"] else address["quant"] or "")
         match = _NAME.fullmatch(name)
