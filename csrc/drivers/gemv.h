@@ -8,7 +8,7 @@
 // What a core reads is bound by the lines it can wait for: 16 that loads and prefetches ask for, 48 with
 // those of the second cache's prefetcher, which follows a stream within 4 KiB. So with few rows of x several
 // strips are read side by side, one vector of each in turn, and prefetches stand between the products, not in
-// bursts: 1.2 times the bytes of one strip after the other (docs/performance.md).
+// bursts: 1.2 times the bytes of one strip after the other (docs/performance-notes.md).
 //
 // AMD's cores are the other way round: their prefetchers keep up with a single stream (core/streams.h), if it
 // is one: every line asked for once, in the order of memory. Any prefetch of ours is a second stream over the

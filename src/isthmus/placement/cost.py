@@ -67,7 +67,7 @@ GOOD = Shares(0.92, 1.43, 0.75, 0.6, 1.1, 8e-6, 9e-6)
 
 @dataclass(frozen=True)
 class Core:
-    """One core with an instruction set, from docs/performance.md.
+    """One core with an instruction set, from docs/performance-notes.md.
 
     unpack_ns, row_ns: of 16 x 64 weights in the GEMM, unpacking and each row. attention_gflops: of its fp32
     or bf16 products; bf16_gflops: on a machine with avx512_bf16, where that is another. unpack_gb_s: weights

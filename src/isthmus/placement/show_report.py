@@ -15,7 +15,8 @@ from isthmus.placement.show import what_is_held
 
 # What a model is read with where nobody said: a SATA SSD, an NVMe one of PCIe 4.
 _DISKS = {"a SATA SSD": 0.5, "an NVMe SSD": 6.0}
-# Packing while loading, GB/s a core (docs/performance.md, 4.6 on two): beside the disk it binds on few cores.
+# Packing while loading, GB/s a core (4.6 on two, docs/performance-notes.md): beside the disk it binds on few
+# cores.
 PACK_GB_S = 2.3
 _WIDTH = 110
 
