@@ -20,9 +20,9 @@ using HostFn = void (*)(void*);
 using Graph = void*;      // CUgraph
 using GraphExec = void*;  // CUgraphExec
 
-inline constexpr int kCan64BitStreamMemOps = 122;   // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-// CU_STREAM_WAIT_VALUE_GEQ, a signed difference: the words waited for are 0 and 1. Without ..._FLUSH, which is
-// for writes of others into the device's own memory: y is in the host's, and is read after the wait.
+inline constexpr int kCan64BitStreamMemOps = 122;  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+// CU_STREAM_WAIT_VALUE_GEQ, a signed difference: the words waited for are 0 and 1. Without ..._FLUSH, which
+// is for writes of others into the device's own memory: y is in the host's, and is read after the wait.
 inline constexpr unsigned kWaitGeq = 0;
 inline constexpr unsigned kWriteDefault = 0;        // CU_STREAM_WRITE_VALUE_DEFAULT: fences what came before
 inline constexpr unsigned kPortableMapped = 1 | 2;  // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
