@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -253,6 +254,15 @@ def test_turns_are_given_in_the_order_in_which_they_were_asked_for() -> None:
     assert turns.enter_if_free()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that a shell put into the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_is_interrupted_while_it_waits_for_its_turn_is_not_given_it() -> None:
     turns, held, interrupted = Turns(), threading.Event(), threading.Event()
 
@@ -262,7 +272,7 @@ def test_who_is_interrupted_while_it_waits_for_its_turn_is_not_given_it() -> Non
             while not turns._waiting:
                 time.sleep(0.001)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            interrupted.wait()
+            interrupted.wait(20)
 
     holder = threading.Thread(target=hold)
     holder.start()
