@@ -51,9 +51,10 @@ format: build
 
 # A copy of the package with an instrumented extension. -S: the development install's import hook would put the
 # plain extension before it, so site-packages is a plain path here; the first line makes sure of it. Two tests of
-# sums run no code that others do not. AMX's kernels run here on every CPU with AVX-512 BF16 and VBMI.
+# sums run no code that others do not. A forked child's threads do not start 1 time in 20 under ASan, which (gcc 12) does
+# not take its own locks over a fork; never without it. AMX's kernels run here on every CPU with AVX-512 BF16 and VBMI.
 ASAN := build/asan
-SUMS := (designs_bound or quantised_arithmetic)
+LEFT_OUT := (designs_bound or quantised_arithmetic or forked_child)
 ASAN_PYTHON = PYTHONPATH=$(abspath $(ASAN)/site):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
   LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(BIN)/python -S
@@ -69,7 +70,7 @@ asan: build $(ASAN)/built
 	rm -rf $(ASAN)/site && mkdir -p $(ASAN)/site && cp -r src/isthmus $(ASAN)/site/
 	cp $(ASAN)/_native*.so $(ASAN)/site/isthmus/native/
 	$(ASAN_PYTHON) -c 'from isthmus.native import _native as n; assert "$(ASAN)/site" in n.__file__, n.__file__'
-	$(ASAN_PYTHON) -m pytest tests/native -p no:cacheprovider -k "not $(SUMS)"
+	$(ASAN_PYTHON) -m pytest tests/native -p no:cacheprovider -k "not $(LEFT_OUT)"
 
 bench: build
 	$(BIN)/python benches/run.py
