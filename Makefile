@@ -54,7 +54,7 @@ format: build
 # sums run no code that others do not. A forked child's threads do not start 1 time in 20 under ASan, which (gcc 12) does
 # not take its own locks over a fork; never without it. AMX's kernels run here on every CPU with AVX-512 BF16 and VBMI.
 ASAN := build/asan
-LEFT_OUT := (designs_bound or quantised_arithmetic or forked_child)
+LEFT_OUT := (designs_bound or quantised_arithmetic or forked_child_starts)
 ASAN_PYTHON = PYTHONPATH=$(abspath $(ASAN)/site):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
   LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(BIN)/python -S
