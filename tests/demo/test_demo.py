@@ -19,5 +19,5 @@ def answer(isa: str) -> str:
 
 def test_same_text_on_every_instruction_set() -> None:
     answers = {isa: answer(isa) for isa in PLAIN_ISAS}
-    assert "scattering" in answers["scalar"]
+    assert "atmosphere" in answers["scalar"]
     assert set(answers.values()) == {answers["scalar"]}

@@ -99,7 +99,7 @@ def test_openai_calls_a_tool_and_reads_its_result(client: openai.OpenAI, choice:
 
 def test_openai_stream_helper_assembles_the_call(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
-        messages=ASK, tools=[TOOL], tool_choice="required", **FIXED
+        messages=ASK, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, **FIXED
     ) as stream:
         message = stream.get_final_completion().choices[0].message
     (call, *_) = message.tool_calls or ()
