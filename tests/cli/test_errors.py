@@ -94,20 +94,26 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def test_an_architecture_we_lack_is_named_with_those_we_have(tmp_path: Path) -> None:
-    path = tmp_path / "mamba.gguf"
-    w = gguf.GGUFWriter(path, "mamba")
+def write_vocabulary(path: Path, architecture: str, *tensors: str) -> Path:
+    """A header with a tokenizer of bytes, and tensors of its size."""
+    w = gguf.GGUFWriter(path, architecture)
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
     w.add_token_list([*byte_characters(), "Ġt"])
     w.add_token_types([gguf.TokenType.NORMAL] * 257)
     w.add_token_merges(["Ġ t"])
     w.add_eos_token_id(0)
-    w.add_tensor("token_embd.weight", np.zeros((257, 32), np.float32))
+    for name in tensors:
+        w.add_tensor(name, np.zeros((257, 32), np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+    return path
+
+
+def test_an_architecture_we_lack_is_named_with_those_we_have(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "mamba.gguf", "mamba", "token_embd.weight")
     done = isthmus("run", path, "hi")
     assert "mamba" in error_line(done)
     assert "llama" in error_line(done)
@@ -222,18 +228,8 @@ def test_letters_that_the_terminal_has_not_are_written_as_escapes(alphabet_model
 
 
 def test_a_header_without_tensors_is_no_model(tmp_path: Path) -> None:
-    w = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list([*byte_characters(), "Ġt"])
-    w.add_token_types([gguf.TokenType.NORMAL] * 257)
-    w.add_token_merges(["Ġ t"])
-    w.add_eos_token_id(0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    done = isthmus("run", tmp_path / "vocab.gguf", "hi")
+    path = write_vocabulary(tmp_path / "vocab.gguf", "llama")
+    done = isthmus("run", path, "hi")
     assert "vocab.gguf: has no tensor, perhaps a vocabulary alone" in error_line(done)
 
 
