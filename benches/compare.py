@@ -237,9 +237,44 @@ def say(row: Row) -> None:
 
 
 def label(program: Path) -> str:
-    """ik_llama.cpp's llama-bench knows a flag that llama.cpp's does not."""
-    done = subprocess.run([program, "--help"], capture_output=True, text=True, env=environment(program))
+    """ik_llama.cpp knows a flag that llama.cpp does not. ValueError for what is no llama-bench."""
+    try:
+        done = subprocess.run([program, "--help"], capture_output=True, text=True, env=environment(program))
+    except OSError as error:
+        raise ValueError(f"{program} cannot be run: {error.strerror}") from None
+    if "--n-gen" not in done.stdout:
+        raise ValueError(f"{program} is no llama-bench: its --help has no --n-gen {done.stderr[-200:]}")
     return "ik_llama.cpp" if "-rtr" in done.stdout else "llama.cpp"
+
+
+def peers_of(programs: list[Path]) -> dict[str, Path]:
+    """By label. ValueError before anything is measured."""
+    found: dict[str, Path] = {}
+    for program in programs:
+        path = program.resolve()
+        name = label(path)
+        if name in found:
+            raise ValueError(f"{found[name]} and {path} are both {name}: give one of each")
+        found[name] = path
+    return found
+
+
+def check_kt(python: str) -> None:
+    """ValueError if this interpreter cannot be run or has no kt_kernel."""
+    try:
+        done = subprocess.run([python, "-c", "import kt_kernel"], capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"{python} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise ValueError(f"{python} cannot import kt_kernel: {reason or f'exit code {done.returncode}'}")
+
+
+def positive(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
+    return count
 
 
 def main() -> None:
@@ -249,14 +284,24 @@ def main() -> None:
     model = parser.add_mutually_exclusive_group()
     model.add_argument("model", nargs="?")
     model.add_argument("--quant", nargs="+", default=[], choices=QUANTS, metavar="FORMAT")
-    parser.add_argument("--layers", type=int, default=QUANT_LAYERS, help="of the files in --quant's formats")
+    parser.add_argument(
+        "--layers", type=positive, default=QUANT_LAYERS, help="of the files in --quant's formats"
+    )
     parser.add_argument("--llama-bench", type=Path, action="append", default=[])
     parser.add_argument("--kt", metavar="PYTHON")
-    parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--depth", type=positive, default=0)
     parser.add_argument("--kv-dtype", choices=("bf16", "q8_0"), default="bf16")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--isa", nargs="+", default=[native.current_isa()], choices=native.isa_names())
     args = parser.parse_args()
+    if not args.llama_bench and not args.kt:
+        parser.error("nothing to compare with: give --llama-bench PATH, --kt PYTHON or both")
+    try:
+        programs = peers_of(args.llama_bench)
+        if args.kt:
+            check_kt(args.kt)
+    except ValueError as error:
+        parser.error(str(error))
     rows: list[Row] = []
 
     def add(more: list[Row]) -> None:  # said at once: a run over many files may be ended early
@@ -264,8 +309,7 @@ def main() -> None:
         for row in more:
             say(row)
 
-    if args.llama_bench:
-        programs = {label(program): program.resolve() for program in args.llama_bench}
+    if programs:
         context = Context(args.depth, args.kv_dtype)
         files = [quant_file(quant, args.layers) for quant in args.quant] or [model_file(args.model)]
         for file in files:

@@ -27,9 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from common import report
-from isthmus import native
-from isthmus.cli.measure import commit
+from common import report, setting
 from isthmus.formats.spec import by_name
 from isthmus.modules.loader import pack
 from isthmus.native import ops
@@ -164,14 +162,12 @@ def memory(path: Path, environment: dict[str, str]) -> dict[str, Any]:
 def main() -> None:
     if sys.argv[1] == "--formats":
         for name in sys.argv[2:] or BLOCKS:
-            facts = {"threads": native.num_threads(), "commit": commit()}
-            report(bench="load", case="formats", format=name, **facts, **format_packing(name))
+            report(bench="load", case="formats", format=name, **setting(), **format_packing(name))
         return
     path = resolve_model(sys.argv[1])
     with closing(open_weights(path)) as source, tempfile.TemporaryDirectory(dir=path.parent) as folder:
         weights = sum(raw.nbytes for raw in source.tensors.values())
-        facts = {"model": path.stem, "weights_gib": round(weights / GIB, 2), "commit": commit()}
-        facts |= {"threads": native.num_threads()}
+        facts = {"model": path.stem, "weights_gib": round(weights / GIB, 2), **setting()}
         report(bench="load", case="pack", **facts, **packing(source))
         environment = os.environ | {"ISTHMUS_CACHE": folder}
         report(bench="load", case="start", weights="packed", **facts, **start(path, environment))

@@ -1,0 +1,50 @@
+"""`benches/compare.py` with programs that are not what they were given as: one line, nothing measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benches" / "compare.py"
+
+
+def compare(*arguments: object) -> str:
+    """The last line of standard error of a call that must be refused."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert not done.stdout
+    return done.stderr.splitlines()[-1]
+
+
+def program(path: Path, prints: str) -> Path:
+    path.write_text(f"#!/bin/sh\necho '{prints}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_nothing_to_compare_with() -> None:
+    assert "give --llama-bench PATH, --kt PYTHON or both" in compare("demo")
+
+
+@pytest.mark.parametrize(("what", "said"), [("gone", "No such file"), (".", "Permission denied")])
+def test_a_path_that_is_no_program(tmp_path: Path, what: str, said: str) -> None:
+    assert f"cannot be run: {said}" in compare("demo", "--llama-bench", tmp_path / what)
+    assert f"cannot be run: {said}" in compare("--kt", tmp_path / what)
+
+
+def test_another_program_two_of_a_kind_and_a_python_without_the_package(tmp_path: Path) -> None:
+    other = program(tmp_path / "other", "usage: other [file]")
+    assert f"{other} is no llama-bench" in compare("demo", "--llama-bench", other)
+    twins = [program(tmp_path / name, "-n, --n-gen <n>") for name in "ab"]
+    given = [word for twin in twins for word in ("--llama-bench", twin)]
+    assert f"{twins[0]} and {twins[1]} are both llama.cpp" in compare("demo", *given)
+    assert "cannot import kt_kernel: ModuleNotFoundError" in compare("--kt", sys.executable)
+
+
+def test_counts_that_measure_nothing() -> None:
+    assert "--rounds: must be at least 1, got 0" in compare("demo", "--kt", sys.executable, "--rounds", 0)
