@@ -8,13 +8,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.conftest import Here
 from cli.terminal import environment, isthmus
 from hub_server import Recorded, hub_server
+from isthmus.formats.spec import by_name
 from isthmus.models.table import MODELS
 from isthmus.weights import hub as isthmus_hub
+from models import tiny
 
 SERVER = ["--gpu", "rtx4090", "--ram-bandwidth", "300GB/s", "--cores", "32", "--isa", "amx"]
 
@@ -79,6 +82,21 @@ def test_an_architecture_that_cannot_be_run_is_planned_and_said(
     done = here("plan", "gpt-oss-20b", "--ram", "64GB", *SERVER)
     assert done.returncode == 0, done.stderr
     assert "'gpt-oss' can be planned but not run yet" in done.stdout
+
+
+def test_tensors_of_a_type_that_cannot_run_are_planned_and_said(tmp_path: Path, here: Here) -> None:
+    case = tiny.WIDE_CASES["qwen3moe"]
+    model, name = tiny.build(case), "blk.1.ffn_down_exps.weight"
+    stored = {
+        key: tiny.Stored(by_name("f32"), values.shape, values)
+        for key, values in tiny.tensors_of(case, model).items()
+    }
+    nbytes = stored[name].data.size // 256 * 292
+    stored[name] = tiny.Stored(by_name("q8_k"), stored[name].shape, np.zeros(nbytes, np.uint8))
+    path = tiny.write_stored(tmp_path / "tiny.gguf", case.arch, tiny.keys_of(case, model.config), stored)
+    done = here("plan", path, "--ram", "64GB", *SERVER)
+    assert done.returncode == 0, done.stderr
+    assert f"note: tensor {name} cannot run: q8_k holds activations inside an engine" in done.stdout
 
 
 def test_a_dummy_of_fewer_layers_is_planned_over_two_cards(here: Here) -> None:

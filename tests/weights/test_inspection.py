@@ -47,13 +47,22 @@ def test_tensors_of_unknown_types_get_the_bytes_before_the_next_one(tmp_path: Pa
         ("b", "f32", 32),
     ]
     assert found.types == {"type_137": TypeTotal(2, 268, 512), "f32": TypeTotal(1, 32, 8)}
-    assert found.problems == ("2 tensors have the type type_137, which nobody here can run",)
+    assert found.problems == ("tensor a and 1 more cannot run: type_137 is no type that is known here",)
 
 
 def test_types_removed_from_the_format_are_listed_by_their_names(tmp_path: Path) -> None:
     path = written(tmp_path / "m.gguf", build(tensors=[tensor("a", [32], 4, 0)], data=bytes(20)))
-    (found,) = inspect_file(path).tensors
+    inspected = inspect_file(path)
+    (found,) = inspected.tensors
+    assert "tensor a cannot run: q4_2 was removed from the GGUF format; convert to Q4_0" in inspected.problems
     assert (found.type, found.nbytes, found.known) == ("q4_2", 20, False)
+
+
+def test_types_that_hold_no_weights_are_problems(tmp_path: Path) -> None:
+    tensors = [tensor("a", [8], 26, 0), tensor("b", [8], 26, 32), tensor("c", [8], F32, 64)]
+    path = written(tmp_path / "m.gguf", build([text(ARCHITECTURE, "llama")], tensors, bytes(96)))
+    (problem,) = inspect_file(path).problems
+    assert problem.startswith("tensor a and 1 more cannot run: i32 holds integers, not weights; convert")
 
 
 def test_half_a_set_is_listed_with_what_is_missing(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def plan(
     )
     with closing(open_headers(model, quant)) as source:
         report = make_report(_title(model, quant, source), described, source, checked, quants)
-    report = replace(report, cannot_run=_cannot_run(report.model.architecture))
+        report = replace(report, cannot_run=_cannot_run(report.model.architecture, source))
     if as_json:
         import msgspec
 
@@ -113,12 +113,13 @@ def _title(model: str, quant: str | None, source: WeightSource) -> str:
     return f"{model} as {quant.upper()}" if quant and ":" not in model and "/" not in model else model
 
 
-def _cannot_run(architecture: str) -> str:
+def _cannot_run(architecture: str, source: WeightSource) -> str:
+    from isthmus.formats.spec import cannot_run
     from isthmus.models.table import MODELS
 
-    if architecture in MODELS:
-        return ""
-    return (
-        f"architecture {architecture!r} can be planned but not run yet; this version runs "
-        f"{', '.join(sorted(MODELS))}"
-    )
+    if architecture not in MODELS:
+        return (
+            f"architecture {architecture!r} can be planned but not run yet; this version runs "
+            f"{', '.join(sorted(MODELS))}"
+        )
+    return "; ".join(cannot_run((name, raw.format) for name, raw in source.tensors.items()))

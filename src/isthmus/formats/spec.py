@@ -46,6 +46,20 @@ def by_name(name: str) -> FormatSpec:
         raise KeyError(f"no tensor format is called {name!r}; known are {known}") from None
 
 
+def cannot_run(tensors: Iterable[tuple[str, FormatSpec]]) -> list[str]:
+    """Of tensors by name, one line for each type that cannot run: which have it, and why."""
+    found: dict[FormatSpec, list[str]] = {}
+    for tensor, spec in tensors:
+        if not spec.runnable:
+            found.setdefault(spec, []).append(tensor)
+    lines = []
+    for spec, names in found.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        reason = spec.reason or f"{spec.name} is no type that is known here"
+        lines.append(f"tensor {names[0]}{more} cannot run: {reason}")
+    return lines
+
+
 def _runnable(ggml_id: int, name: str, columns: int, block_bytes: int) -> FormatSpec:
     return FormatSpec(name, ggml_id, columns, block_bytes, runnable=True)
 

@@ -56,7 +56,7 @@ class Report:
     changes: tuple[Change, ...]
     instead: Fit | None
     compared: tuple[Fit, ...]
-    cannot_run: str = ""  # why, of an architecture that can only be planned
+    cannot_run: str = ""  # why, of an architecture or tensor types that can only be planned
     unused: str = ""  # what was asked of hybrid, where that cannot be had
 
     @property

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from isthmus.errors import MalformedFileError, ModelFileError
+from isthmus.formats.spec import cannot_run
 from isthmus.weights.gguf_header import GgufHeader, TensorInfo, read_header
 from isthmus.weights.gguf_layout import check_layout
 from isthmus.weights.gguf_shards import check_set, shard_paths
@@ -100,11 +100,6 @@ def inspect_file(path: Path) -> Inspection:
         except MalformedFileError as error:
             problems.append(str(error))
     tensors = tuple(_tensor(header, info) for header in headers for info in header.tensors)
-    unknown = Counter(t.type for t in tensors if not t.known)
-    problems += [
-        f"{n} tensor{'s have' if n > 1 else ' has'} the type {t}, which nobody here can run"
-        for t, n in unknown.items()
-    ]
     metadata = headers[0].metadata
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -114,6 +109,9 @@ def inspect_file(path: Path) -> Inspection:
     problems += [] if other is None else [f"this is {other}"]
     mtp, problem = _mtp(tensors, Metadata(metadata, path))
     problems += problem
+    left_out = in_layers(mtp.layers if mtp else ())
+    infos = (info for header in headers for info in header.tensors)
+    problems += cannot_run((info.name, info.format) for info in infos if not left_out(info.name))
     return Inspection(
         path=str(path),
         files=tuple(str(header.path) for header in headers),

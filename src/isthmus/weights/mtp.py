@@ -7,7 +7,7 @@ guesses with them, so a `WeightSource` leaves their tensors out, and a model's l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from isthmus.weights.metadata import Metadata
 
@@ -32,7 +32,7 @@ def decoder_layers(metadata: Metadata) -> int:
     return layers - len(mtp_layers(metadata))
 
 
-def in_layers(layers: range) -> Callable[[str], bool]:
+def in_layers(layers: Container[int]) -> Callable[[str], bool]:
     """Whether a tensor of this name belongs to one of them."""
 
     def holds(name: str) -> bool:
