@@ -233,7 +233,10 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
             raise UsageError(f"ISTHMUS_CACHE must be an absolute path, got {own!r}")
         return path
     xdg = environ.get("XDG_CACHE_HOME", "")  # the XDG specification: a relative path is to be ignored
-    base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
+    try:
+        base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry in the list of users: some containers
+        raise UsageError("this user has no home folder; set ISTHMUS_CACHE to a folder to write to") from None
     return base / "isthmus"
 
 

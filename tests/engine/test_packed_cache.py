@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from isthmus.engine import packed_cache
 from isthmus.engine.engine import Engine
 from isthmus.engine.packed_cache import make_cache, open_cache, verify_cache
 from isthmus.engine.request import Request, SamplingParams
-from isthmus.errors import ModelFileError
+from isthmus.errors import ModelFileError, UsageError
 from isthmus.models.base import load_model
 from isthmus.weights.packed_path import cache_path
 from isthmus.weights.source import open_weights
@@ -207,6 +208,58 @@ def test_a_folder_that_cannot_be_written(
     with pytest.raises(ModelFileError, match=r"cannot write the packed cache .*set ISTHMUS_CACHE"):
         Engine(model, CACHED)
     assert answer(Engine(model)) == "defg"
+
+
+def test_a_folder_in_its_place_is_said_before_anything_is_packed(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = cache_path(model)
+    path.mkdir(parents=True)
+    packed = packed_in_memory(monkeypatch)
+    with (
+        closing(open_weights(model)) as source,
+        pytest.raises(ModelFileError, match=rf"{path.name} is a folder, .*; remove it, or set ISTHMUS_CACHE"),
+    ):
+        make_cache(source)
+    assert not packed
+    assert answer(Engine(model)) == "defg"
+    assert "is a folder" in caplog.text
+
+
+def test_a_cache_that_may_not_be_looked_at_does_not_stop_the_model(
+    model: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else's folder. Root may look everywhere, so it is the calls that refuse."""
+    Engine(model, CACHED).close()
+    path = cache_path(model)
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def of_others(at: Any, *arguments: Any, **keywords: Any) -> Any:
+            if str(at).startswith(str(path)):
+                raise PermissionError(13, "Permission denied")
+            return call(at, *arguments, **keywords)
+
+        return of_others
+
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    assert answer(Engine(model)) == "defg"
+    assert f"{path}: cannot be opened: Permission denied; it is made again" in caplog.text
+    assert "loading without it" in caplog.text
+
+
+def test_without_a_home_folder_there_is_no_cache_and_asking_for_one_is_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("ISTHMUS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert answer(Engine(model)) == "defg"
+    with pytest.raises(UsageError, match="no home folder; set ISTHMUS_CACHE"):
+        Engine(model, CACHED)
 
 
 def test_a_stale_cache_that_cannot_be_replaced_does_not_stop_the_model(

@@ -43,14 +43,22 @@ def open_cache(
         if options.packed_cache:
             raise _without_file(source)
         return None
-    path = cache_path(source.path)
-    if options.packed_cache is False or (options.packed_cache is None and not path.exists()):
+    if options.packed_cache is False:
+        return None
+    try:
+        path = cache_path(source.path)
+    except UsageError:  # nowhere to look
+        if options.packed_cache:
+            raise
+        return None
+    nbytes = _size(path)
+    if options.packed_cache is None and nbytes is None:
         return None
     from isthmus.modules.cache import PackedCache  # with what packs its index: not for who has none
 
-    if path.exists():
+    if nbytes is not None:
         try:
-            return PackedCache(path, source.identity(), counted(progress, path.stat().st_size))
+            return PackedCache(path, source.identity(), counted(progress, nbytes))
         except ModelFileError as error:
             log.warning("%s; it is made again", error)
     try:
@@ -78,7 +86,7 @@ def make_cache(source: WeightSource, progress: Progress | None = None) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_name(path.name + ".lock")):
-            _check_room(path, total)
+            _check_place(path, total)
             with atomic_file(path) as (out, _):
                 writer = CacheWriter(out, 4 * total + _SLACK_BYTES + (len(source.tensors) << 17))
                 load_model(source, RunOptions(), counted(progress, total), writer)
@@ -102,15 +110,30 @@ def verify_cache(source: WeightSource, progress: Progress | None = None) -> None
 
     path = cache_path(source.path)
     forget_stamp(path)
-    PackedCache(path, source.identity(), counted(progress, path.stat().st_size if path.exists() else 0))
+    PackedCache(path, source.identity(), counted(progress, _size(path) or 0))
+
+
+def _size(path: Path) -> int | None:
+    """Of what is there, 0 if that cannot be told: opening it says why. None: nothing is."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return 0
 
 
 def _without_file(source: WeightSource) -> UsageError:
     return UsageError(f"{source.path} has no file of which a packed cache could be kept; load it without one")
 
 
-def _check_room(path: Path, need_bytes: int) -> None:
+def _check_place(path: Path, need_bytes: int) -> None:
     """Before an hour of packing: an older cache stays until the new one is whole."""
+    if path.is_dir():
+        raise ModelFileError(
+            f"{path} is a folder, where the packed cache belongs; remove it, or set ISTHMUS_CACHE to another "
+            "folder"
+        )
     free = shutil.disk_usage(path.parent).free
     if free < need_bytes:
         raise ModelFileError(
