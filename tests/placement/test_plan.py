@@ -185,6 +185,18 @@ def test_mapped_weights_need_no_memory_but_their_vectors_do() -> None:
         plan(small, source(*MODEL, huge), RunOptions())
 
 
+def test_mapped_weights_that_leave_no_room_for_a_step_are_not_sent_to_the_disk_again() -> None:
+    huge = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(600 * GIB))  # type: ignore[arg-type]
+    made = plan(LARGE, source(*MODEL, huge), RunOptions(), mapped=True)
+    for room, said in (
+        (made.scratch_bytes - 1, r"GiB more, or shorter steps \(--chunk\)$"),
+        (1, "GiB more$"),
+    ):
+        small = replace(LARGE, available_bytes=room)
+        with pytest.raises(NotEnoughMemoryError, match=said):
+            plan(small, source(*MODEL, huge), RunOptions(), mapped=True)
+
+
 def test_a_limit_of_the_container_below_need_is_refused_with_its_numbers(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB",

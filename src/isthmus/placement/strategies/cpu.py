@@ -46,6 +46,10 @@ def _refusal(job: Job, own: int, kv_bytes: int, scratch: int) -> NotEnoughMemory
     remedy = "a smaller model or quantisation, or `isthmus pack` to run it from disk as far as memory goes"
     if own + scratch < job.ram_bytes:
         remedy = "a shorter context (--ctx)"
+    elif job.mapped_bytes:  # it is on the disk already
+        remedy = f"{(need - job.ram_bytes) / GIB:.1f} GiB more"
+        if own + scratch - job.step_bytes < job.ram_bytes:
+            remedy += ", or shorter steps (--chunk)"
     return NotEnoughMemoryError(
         f"not enough memory: the model needs {need / GIB:.1f} GiB (weights {own / GIB:.1f}, cache for "
         f"{job.wanted_tokens} tokens {kv_bytes / GIB:.1f}, working memory {scratch / GIB:.1f}), "
