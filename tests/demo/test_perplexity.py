@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from demo import dense
-from demo.dense import Distance, Products, standard_error
+from demo.dense import Distance, Products
 from isthmus.formats.spec import FORMATS
 from isthmus.resolve import resolve_model
 
@@ -34,12 +34,13 @@ def float_log_probs(tokens: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("products", dense.all_products(), ids=str)
 def test_perplexity_of_the_demo_model(products: Products, tokens: list[int], float_log_probs: Tensor) -> None:
-    """Half a percent, plus twice what 1500 tokens leave uncertain of the mean of the paired differences."""
+    """Of this text: -0.15 % with x in int8, +0.01 % in bf16. What 1500 tokens leave uncertain of any text is
+    0.24 %."""
     got = products.log_probs(products.load(resolve_model("demo")), tokens)
     distance = Distance.between(float_log_probs, got, tokens)
     print(f"{products}: {distance}")
     assert 5 < distance.perplexity < 60  # a model that knows English
-    assert abs(float(distance.excess.mean())) <= 0.005 + 2 * standard_error(distance.excess)
+    assert abs(float(distance.excess.mean())) <= 0.005
     assert 0 < float(distance.kl.mean()) <= KL_BOUND
 
 
