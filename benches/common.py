@@ -2,7 +2,7 @@
 
 A shared machine drifts by a factor of two within minutes, so a rate means something only beside a limit read
 just before it: each slice of work stands after a slice of every limit, a figure is the median over PAIRS of
-them, and a share the median of the ratios.
+them, and a share the median of the ratios. ISTHMUS_ISA and ISTHMUS_THREADS count here as for a model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from isthmus import native
 from isthmus.cli.measure import READ_BYTES, commit
+from isthmus.config import RunOptions
 from isthmus.formats.spec import by_name
 from isthmus.weights.random_blocks import BLOCKS
 
@@ -29,6 +30,13 @@ POOL_BLOCKS = 1 << 16  # distinct random blocks; a larger matrix repeats them
 CACHED_BYTES = 512 << 10  # of a matrix that stays in one core's second cache
 
 Work = Callable[[], object]
+
+# Kernels do not look at the environment by themselves: without a model nobody else does.
+_asked = RunOptions().with_environment()
+if _asked.isa is not None:
+    native.use_isa(_asked.isa)
+if _asked.threads is not None:
+    native.set_threads(_asked.threads)
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,9 @@ def _format(cursor: HeaderCursor, ggml_id: int, what: str, any_type: bool) -> Fo
         known = f"ids 0 to {max(FORMATS)} are known"
         if ggml_id > 96:
             known += "; ids from 97 on are private to ik_llama.cpp"
-        raise cursor.unsupported(f"{what} has type id {ggml_id}; {known}")
+        raise cursor.unsupported(
+            f"{what} has type id {ggml_id}; {known}; get the model in another quantisation"
+        )
     if spec.removed:
         raise cursor.unsupported(f"{what} has type id {ggml_id}: {spec.reason}")
     return spec

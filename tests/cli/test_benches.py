@@ -1,21 +1,21 @@
-"""`benches/compare.py` with programs that are not what they were given as: one line, nothing measured."""
+"""What benches heed and refuse before they measure: `benches/compare.py` says in one line what is wrong."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benches" / "compare.py"
+BENCHES = Path(__file__).parents[2] / "benches"
 
 
 def compare(*arguments: object) -> str:
     """The last line of standard error of a call that must be refused."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, BENCHES / "compare.py", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert not done.stdout
     return done.stderr.splitlines()[-1]
@@ -48,3 +48,12 @@ def test_another_program_two_of_a_kind_and_a_python_without_the_package(tmp_path
 
 def test_counts_that_measure_nothing() -> None:
     assert "--rounds: must be at least 1, got 0" in compare("demo", "--kt", sys.executable, "--rounds", 0)
+
+
+def test_instruction_set_and_threads_of_the_environment_count_without_a_model() -> None:
+    program = "from common import setting; print(setting()['isa'], setting()['threads'])"
+    environment = os.environ | {"ISTHMUS_ISA": "scalar", "ISTHMUS_THREADS": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=BENCHES, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["scalar", "3"], done.stderr
