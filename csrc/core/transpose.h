@@ -79,34 +79,49 @@ void transpose_dwords(const uint8_t* from, int64_t row_bytes, int64_t count, uin
   }
 }
 
-// 16 bytes of 16 rows, as bytes or as words: v[i] = byte i of each row, or v[2 i] and v[2 i + 1] = word i of
-// rows 0 to 7 and 8 to 15. Interleaving the halves of all elements turns the bits of a place, rows above
-// elements, by one: four times brings those of the row to the bottom. Inlined, what leads to vectors that
-// nobody reads is left out.
-template <class Elements>
-ISTHMUS_INLINE void transpose_16(const uint8_t* from, int64_t row_bytes, Elements (&v)[16]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r) v[r] = load_vector<Elements>(from + r * row_bytes);
+// Interleaving the halves of all elements turns the bits of a place, rows above elements, by one: as many
+// times as the rows have bits, `kTurns`, brings those of the row to the bottom. Inlined, what leads to
+// vectors that nobody reads is left out.
+template <int kTurns, class Elements, int kRows>
+ISTHMUS_INLINE void turn(Elements (&v)[kRows]) {
 #pragma GCC unroll 4
-  for (int turn = 0; turn < 4; ++turn) {
-    Elements turned[16];
+  for (int turn = 0; turn < kTurns; ++turn) {
+    Elements turned[kRows];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      turned[2 * i] = low(v[i], v[i + 8]);
-      turned[2 * i + 1] = high(v[i], v[i + 8]);
+    for (int i = 0; i < kRows / 2; ++i) {
+      turned[2 * i] = low(v[i], v[i + kRows / 2]);
+      turned[2 * i + 1] = high(v[i], v[i + kRows / 2]);
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) v[i] = turned[i];
+    for (int i = 0; i < kRows; ++i) v[i] = turned[i];
   }
 }
 
-// word 16 * i + r of `to` = word i of row r, as transpose_dwords.
-inline void transpose_words(const uint8_t* from, int64_t row_bytes, int64_t count, uint8_t* to) {
-  for (int64_t i = 0; i + 8 <= count; i += 8) {
-    Words words[16];
-    transpose_16(from + 2 * i, row_bytes, words);
+// 16 bytes of 16 rows: v[i] = byte i of each row.
+ISTHMUS_INLINE void transpose_16(const uint8_t* from, int64_t row_bytes, Bytes (&v)[16]) {
 #pragma GCC unroll 16
-    for (int k = 0; k < 16; ++k) store_vector(to + 32 * i + 16 * k, words[k]);
+  for (int r = 0; r < 16; ++r) v[r] = load_vector(from + r * row_bytes);
+  turn<4>(v);
+}
+
+// Eight words of eight rows: word i of each row to `to + 32 * i`.
+ISTHMUS_INLINE void transpose_8x8(const uint8_t* from, int64_t row_bytes, uint8_t* to) {
+  Words v[8];
+#pragma GCC unroll 8
+  for (int r = 0; r < 8; ++r) v[r] = load_vector<Words>(from + r * row_bytes);
+  turn<3>(v);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) store_vector(to + 32 * i, v[i]);
+}
+
+// word 16 * i + r of `to` = word i of row r, as transpose_dwords; eight rows at a time, for the same reason.
+inline void transpose_words(const uint8_t* from, int64_t row_bytes, int64_t count, uint8_t* to) {
+  for (int64_t line = 0; line + 8 <= count; line += 32) {
+    const int64_t end = line + 32 < count ? line + 32 : count;
+    for (int rows = 0; rows < kStripRows; rows += 8) {
+      for (int64_t i = line; i + 8 <= end; i += 8)
+        transpose_8x8(from + rows * row_bytes + 2 * i, row_bytes, to + 32 * i + 2 * rows);
+    }
   }
   for (int64_t i = count / 8 * 8; i < count; ++i) {
     for (int r = 0; r < kStripRows; ++r) std::memcpy(to + 32 * i + 2 * r, from + r * row_bytes + 2 * i, 2);
