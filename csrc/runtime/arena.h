@@ -39,6 +39,13 @@ class Region {
   int64_t bytes_;
 };
 
+// To be called before what lies in a region at [begin, begin + bytes) is written for the first time, from
+// first to last. The kernel clears a huge page from its far end towards the byte that faults: written from
+// its start it is cleared downwards, which Zen 4 does at 11 GB/s, where upwards it is 16 to 30. So of every
+// huge page that begins in the range the last 4 KiB fault first, here; nothing is written. Does nothing on
+// CPUs not measured.
+void clear_upwards(uint8_t* begin, int64_t bytes);
+
 // A piece of memory and what keeps it: of a region zero-filled and 64-byte aligned. Copies share it.
 struct ArenaBlock {
   std::shared_ptr<const void> owner;
