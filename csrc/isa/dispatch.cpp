@@ -8,7 +8,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/lookups.h"
 #include "core/tuning.h"
+#include "isa/packers.h"
 #include "isa/tables.h"
 
 namespace isthmus {
@@ -77,6 +79,7 @@ struct Isa {
   const KernelTable& (*table)();
   bool runnable;
   int gemm_min_rows;  // see int8_gemm_min_rows()
+  bool wide = false;  // has the vectors of permuting_packer
 };
 
 constexpr int kIsas = 5;
@@ -90,8 +93,9 @@ struct Isas {
       : all{{"scalar", scalar_table, true, kGemmMinRows},
             {"avx2", avx2_table, cpu.avx2, kGemmMinRows},
             {"avx2vnni", avx2vnni_table, cpu.avx2vnni, kGemmMinRows},
-            {"avx512", cpu.avx512bf16 ? avx512bf16_table : avx512_table, cpu.avx512, kAvx512GemmMinRows},
-            {"amx", amx_table, cpu.amx, kGemmMinRows}} {
+            {"avx512", cpu.avx512bf16 ? avx512bf16_table : avx512_table, cpu.avx512, kAvx512GemmMinRows,
+             true},
+            {"amx", amx_table, cpu.amx, kGemmMinRows, true}} {
     for (const Isa& isa : all) {
       if (isa.runnable) runnable[count++] = isa.name;
     }
@@ -140,6 +144,10 @@ const KernelTable& isa_table(const char* name) { return find(name).table(); }
 const KernelTable& kernels() { return current().table(); }
 
 void use_isa(const char* name) { in_use = &find(name); }
+
+PackStrip strip_packer(int format) {
+  return current().wide && permutes_bytes ? permuting_packer(format) : nullptr;
+}
 
 int int8_gemm_min_rows() { return current().gemm_min_rows; }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/kernels.h"
+#include "core/tile.h"
 
 namespace isthmus {
 
@@ -21,6 +22,9 @@ void use_isa(const char* name);
 // drivers give the same bits, that is without a matrix unit: the choice is one of speed. Other formats:
 // kGemmMinRows.
 int int8_gemm_min_rows();
+
+// What packs whole strips of a format in place of its own pack_tiles, or null. The bytes are the same.
+PackStrip strip_packer(int format);
 
 // The named table without making it current (tests); throws as use_isa does. "scalar-bf16" is scalar with the
 // GEMM of amx: its oracle, and no instruction set to choose.

@@ -162,11 +162,12 @@ std::shared_ptr<const PackedWeights> PackedWeights::pack(const uint8_t* file, in
   const int64_t row_bytes = format.row_bytes(columns);
   std::atomic<bool> damaged{false};
   const int64_t strip_size = strip_bytes(format, columns);
+  const PackStrip packer = strip_packer(format_id);
   packed->each_strip([&](const Part& part, int64_t expert, int64_t strip) {
     uint8_t* to = part.memory.data + expert * part.expert_bytes;
     clear_upwards(to + strip * strip_size, strip_size);
-    if (pack_strips(format, file + (expert * rows + part.first_strip * kStripRows) * row_bytes, part.rows,
-                    columns, strip, strip + 1, to) >= 0) {
+    if (pack_strips(format, packer, file + (expert * rows + part.first_strip * kStripRows) * row_bytes,
+                    part.rows, columns, strip, strip + 1, to) >= 0) {
       damaged.store(true, std::memory_order_relaxed);
     }
   });
