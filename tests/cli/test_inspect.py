@@ -1,4 +1,4 @@
-"""`isthmus inspect` on a sound file."""
+"""`isthmus inspect` on a sound file, and on none."""
 
 import json
 from pathlib import Path
@@ -18,3 +18,9 @@ def test_a_model_is_shown_as_text_and_as_json(alphabet_model: Path) -> None:
     data = json.loads(isthmus("inspect", alphabet_model, "--json").stdout)
     assert data["problems"] == []
     assert {tensor["name"] for tensor in data["tensors"]} >= {"token_embd.weight", "blk.0.attn_q.weight"}
+
+
+def test_a_model_without_a_file_is_sent_to_the_plan() -> None:
+    done = isthmus("inspect", "dummy:qwen3-30b-a3b")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: dummy:qwen3-30b-a3b has no file to look into; isthmus plan says")

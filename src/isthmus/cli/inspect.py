@@ -23,10 +23,15 @@ def inspect(
 ) -> None:
     """Show metadata, tensors, experts, tokenizer and template of FILE, and what is wrong with it."""
     options.configure_logging(debug)
+    from isthmus.errors import UsageError
     from isthmus.resolve import resolve_model
     from isthmus.weights.inspection import inspect_file
+    from isthmus.weights.source import is_dummy
 
-    found = inspect_file(resolve_model(file))
+    path = resolve_model(file)
+    if is_dummy(path):
+        raise UsageError(f"{path} has no file to look into; isthmus plan says what such a model is made of")
+    found = inspect_file(path)
     problems = [*found.problems, *_unsupported(found)]
     if as_json:
         import msgspec
