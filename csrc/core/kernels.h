@@ -24,6 +24,8 @@ struct CodeBlock {
   float scale[2];            // of 32 codes each: x is about scale * code
   float of_16[4], of_32[2];  // sums of the codes; exact, below 2^24
   int16_t pairs[4];          // the sums of 16 once more; two side by side are one 32-bit lane
+  int16_t minus_pairs[8];  // of each 16 codes: minus the sum of codes 4g, 4g + 1, minus that of 4g + 2, 4g +
+                           // 3; filled where products are summed in 16 bits
 };
 
 // M rows of x, prepared for the products in one or more of three forms; a kernel reads one of them (Reads),

@@ -43,15 +43,14 @@ void fill_panel(const uint8_t* tiles, int64_t columns, PanelStep* out) {
 template <class F, int R, int kStrips>
 ISTHMUS_INLINE void add_half(const PanelStep* w, const XHalf& x, f32v (&acc)[R][kStrips]) {
   constexpr int kColumns = F::scale_columns, kPerHalf = 32 / kColumns;
-  using Dots = DotSum<F::max_code, kColumns / 4>;
   f32v t[R][kStrips];
   ISTHMUS_ROWS(R) {
     for (int s = 0; s < kStrips; ++s) t[r][s] = zero();
   }
   unroll<kPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-    Dots dots[R][kStrips];
+    Dots<F> dots[R][kStrips];
     ISTHMUS_ROWS(R) {
-      for (int s = 0; s < kStrips; ++s) dots[r][s].start(x.template start<F::zero, j, kColumns>(r));
+      for (int s = 0; s < kStrips; ++s) dots[r][s].start(x.template start<F, j>(r));
     }
     const auto add = [&](auto i, int g) ISTHMUS_INLINE_LAMBDA {
       u8v u[kStrips];
@@ -63,7 +62,7 @@ ISTHMUS_INLINE void add_half(const PanelStep* w, const XHalf& x, f32v (&acc)[R][
         for (int s = 0; s < kStrips; ++s) dots[r][s].template add<i>(u[s], codes);
       }
     };
-    if constexpr (Dots::kRolled) {
+    if constexpr (Dots<F>::kRolled) {
 #pragma GCC unroll 2
       for (int g = 0; g < kColumns / 4; ++g) add(Int<0>{}, g);
     } else {

@@ -87,23 +87,34 @@ struct Ahead {
   }
 };
 
+// The dots of the columns of one scale.
+template <class F>
+using Dots = DotSum<F::max_code, F::zero, F::scale_columns / 4>;
+
 // Consecutive rows of 32 columns of the prepared x; row r stands at codes + 64 r, blocks + r.
 struct XHalf {
   const int8_t* codes;
   const CodeBlock* blocks;
   int half;
 
-  // Scale J of kColumns columns of these: the sum of their codes as fp32, and times -kZero in 32 bits.
+  // Scale J of these: the sum of its columns' codes as fp32, and what their dots start from, -zero times it.
   template <int J, int kColumns>
   ISTHMUS_INLINE f32v sum(int row) const {
     static_assert(kColumns == 16 || kColumns == 32);
     return set1(kColumns == 16 ? blocks[row].of_16[2 * half + J] : blocks[row].of_32[half]);
   }
-  template <int kZero, int J, int kColumns>
-  ISTHMUS_INLINE i32v start(int row) const {
-    if constexpr (kZero == 0) return set1_i32(0);
-    constexpr int kLow = kColumns == 32 || J == 0 ? -kZero : 0, kHigh = kColumns == 32 || J == 1 ? -kZero : 0;
-    return pair_product<kLow, kHigh>(blocks[row].pairs + 2 * half);
+  template <class F, int J>
+  ISTHMUS_INLINE auto start(int row) const {
+    constexpr int kColumns = F::scale_columns;
+    if constexpr (Dots<F>::kFromPairs) {
+      return times_pairs<F::zero, kColumns / 16>(blocks[row].minus_pairs + 4 * half + 2 * J);
+    } else if constexpr (F::zero == 0) {
+      return set1_i32(0);
+    } else {
+      constexpr int kLow = kColumns == 32 || J == 0 ? -F::zero : 0,
+                    kHigh = kColumns == 32 || J == 1 ? -F::zero : 0;
+      return pair_product<kLow, kHigh>(blocks[row].pairs + 2 * half);
+    }
   }
   ISTHMUS_INLINE f32v scale(int row) const { return set1(blocks[row].scale[half]); }
 };
@@ -116,9 +127,9 @@ ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int
   f32v t[kStrips][R];
   unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) t[s][r] = zero(); });
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-    DotSum<F::max_code, kColumns / 4> dots[kStrips][R];
+    Dots<F> dots[kStrips][R];
     unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
-      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<F::zero, j, kColumns>(r));
+      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<F, j>(r));
     });
     unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
       constexpr int kPair = kColumns / 8 * j + p;
@@ -193,12 +204,12 @@ void gemv_in_order(const uint8_t* tile, const ActivationView& x, int row, float*
     F::read_front(tile, front);
     unroll<F::block_columns / F::part_columns>([&](auto part) ISTHMUS_INLINE_LAMBDA {
       XHalf halves[kChunks];
-      DotSum<F::max_code, kColumns / 4> dots[kChunks][kPerChunk][R];
+      Dots<F> dots[kChunks][kPerChunk][R];
       unroll<kChunks>([&](auto c) ISTHMUS_INLINE_LAMBDA {
         const int64_t block = c / 2 * int64_t{x.pitch};
         halves[c] = {codes + 64 * block + 32 * (c % 2), blocks + block, c % 2};
         unroll<kPerChunk>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-          ISTHMUS_ROWS(R) dots[c][j][r].start(halves[c].template start<F::zero, j, kColumns>(r));
+          ISTHMUS_ROWS(R) dots[c][j][r].start(halves[c].template start<F, j>(r));
         });
       });
       F::template codes_in_order<part>(front, tile, [&](auto c, auto g, u8v u) ISTHMUS_INLINE_LAMBDA {

@@ -12,7 +12,7 @@ namespace isthmus::ISTHMUS_ISA {
 constexpr int kLimitSteps = 8;
 // More rows than the GEMM takes at a time: there its products overlap with folding the sums before them, here
 // 10 sums are what covers the latency of two VNNI ports.
-constexpr int kLimitRows = kGemmStrips == 1 ? kGemmRows + 1 : 2 * kGemmRows;
+constexpr int kLimitRows = kGemmStrips > 1 ? 2 * kGemmRows : kGemmRows < 5 ? kGemmRows + 1 : 5;
 static_assert(kLimitSteps * 16 * 64 * kGemmStrips + kLimitRows * kLimitSteps * 64 <= kLimitScratchBytes);
 
 inline void int8_limit(int64_t rounds, uint8_t* scratch) {
@@ -20,7 +20,7 @@ inline void int8_limit(int64_t rounds, uint8_t* scratch) {
   const auto* x = reinterpret_cast<const int8_t*>(scratch + kLimitSteps * 16 * 64 * kGemmStrips);
   // Codes of 4 bits: AVX2 without VNNI multiplies them at the highest rate.
   constexpr int kGroups = 8;
-  DotSum<15, kGroups> sums[kLimitRows][kGemmStrips];
+  DotSum<15, 0, kGroups> sums[kLimitRows][kGemmStrips];
   unroll<kLimitRows>([&](auto r) ISTHMUS_INLINE_LAMBDA {
     for (int s = 0; s < kGemmStrips; ++s) sums[r][s].start(set1_i32(0));
   });

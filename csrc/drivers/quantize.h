@@ -28,6 +28,7 @@ inline void quantize_half(const float* x, int count, int half, int8_t* codes, Co
     block.pairs[2 * half + i] = static_cast<int16_t>(block.of_16[2 * half + i]);
   }
   block.of_32[half] = block.of_16[2 * half] + block.of_16[2 * half + 1];
+  store_minus_pairs(codes, block.minus_pairs + 4 * half);
 }
 
 inline void quantize_row(const float* x, int64_t columns, int row, int pitch, int8_t* codes,

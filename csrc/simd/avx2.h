@@ -11,7 +11,13 @@ namespace isthmus::ISTHMUS_ISA {
 constexpr int kGemvRows = 4;
 constexpr int kGemvSums = 4;  // rows of x times strips
 constexpr int kStreamRows = 0;
-constexpr int kGemmRows = 4;  // 4 x 2 ymm of sums, a code vector and temporaries in 16 registers
+// 5 x 2 ymm of sums, a vector of codes and one of x in 16 registers; with VNNI the sums of two products
+// beside each other cover their latency.
+#ifdef __AVXVNNI__
+constexpr int kGemmRows = 4;
+#else
+constexpr int kGemmRows = 5;
+#endif
 constexpr int kGemmStrips = 1;
 
 struct u8v {
@@ -154,20 +160,64 @@ ISTHMUS_INLINE i32v dot(i32v acc, u8v u, const int8_t* x) {
 }
 
 #ifndef __AVXVNNI__
+// Sums of pairs of products, 16 bits each.
+struct i16v {
+  __m256i lo, hi;
+};
+// Written out: gcc 12 makes trees of sums and so holds all products of a run at once, which spills (Q4_K 0.65
+// of the rate).
+ISTHMUS_INLINE void add_to(i16v& a, i16v b) {
+  __asm__("vpaddw %1, %0, %0" : "+x"(a.lo) : "x"(b.lo));
+  __asm__("vpaddw %1, %0, %0" : "+x"(a.hi) : "x"(b.hi));
+}
+// kFactor times CodeBlock::minus_pairs of kRuns times 16 codes.
+template <int kFactor, int kRuns>
+ISTHMUS_INLINE i16v times_pairs(const int16_t* pairs) {
+  const auto run = [&](int i) ISTHMUS_INLINE_LAMBDA {
+    int32_t both;
+    __builtin_memcpy(&both, pairs + 2 * i, 4);
+    return _mm256_set1_epi32(both);
+  };
+  const __m256i sum = kRuns == 1 ? run(0) : _mm256_add_epi16(run(0), run(1));
+  constexpr bool kPower = (kFactor & (kFactor - 1)) == 0;
+  const __m256i v = kPower ? _mm256_slli_epi16(sum, __builtin_ctz(kFactor))
+                           : _mm256_mullo_epi16(sum, _mm256_set1_epi16(kFactor));
+  return {v, v};
+}
+// minus_pairs of 32 codes.
+ISTHMUS_INLINE void store_minus_pairs(const int8_t* codes, int16_t* pairs) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  __m256i sums = _mm256_maddubs_epi16(_mm256_set1_epi8(1), x);
+  sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  sums = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
+  const int32_t low = _mm256_extract_epi32(sums, 0), high = _mm256_extract_epi32(sums, 4);
+  __builtin_memcpy(pairs, &low, 4);
+  __builtin_memcpy(pairs + 2, &high, 4);
+}
+
 // As many pair sums as 16 bits hold are added before they are widened: all 8 of Q4_K's 32 columns, 4 of
-// Q5_K's, 2 of Q6_K's.
-template <int kMaxCode, int kGroups>
+// Q5_K's. Sums that leave 16 bits on the way and come back are right too: those of (u - kZero) x, which begin
+// at -kZero times the sums of x, are as wide as the larger side of kZero, so that Q6_K's and Q5_0's are
+// widened once.
+template <int kMaxCode, int kZero, int kGroups>
 struct DotSum {
   static_assert(kGroups == 4 || kGroups == 8);
-  static constexpr int kRun = kMaxCode > 64 ? 1 : kMaxCode > 32 ? 2 : kMaxCode > 16 || kGroups < 8 ? 4 : 8;
+  static constexpr int kSide = kZero > kMaxCode - kZero ? kZero : kMaxCode - kZero;
+  static constexpr bool holds(int code, int groups) { return 2 * 127 * code * groups <= 32767; }
+  static constexpr bool kFromPairs = holds(kMaxCode, 1) && !holds(kMaxCode, kGroups) && holds(kSide, kGroups);
+  static constexpr int kRun = kFromPairs || holds(kMaxCode, kGroups) ? kGroups
+                              : holds(kMaxCode, 4)                   ? 4
+                              : holds(kMaxCode, 2)                   ? 2
+                                                                     : 1;
   // Nine operations a dot, and their temporaries: unrolled they spill (Q8_0 0.40 of the multiply rate, not
   // 0.57).
   static constexpr bool kRolled = kRun == 1;
-  static_assert(kRun == 1 || 2 * 127 * kMaxCode * kRun <= 32767);
   i32v all;
-  __m256i lo, hi;  // pair sums of the run so far
+  i16v run;  // pair sums of the run so far
 
   ISTHMUS_INLINE void start(i32v from) { all = from; }
+  ISTHMUS_INLINE void start(i16v from) { run = from; }
   template <int I>
   ISTHMUS_INLINE void add(u8v u, const int8_t* x) {
     if constexpr (kRun < 2) {
@@ -176,13 +226,16 @@ struct DotSum {
       int32_t four;
       __builtin_memcpy(&four, x, 4);
       const __m256i x4 = _mm256_set1_epi32(four);
-      const __m256i low = _mm256_maddubs_epi16(u.lo, x4), high = _mm256_maddubs_epi16(u.hi, x4);
-      lo = I % kRun == 0 ? low : _mm256_add_epi16(lo, low);
-      hi = I % kRun == 0 ? high : _mm256_add_epi16(hi, high);
+      const i16v pairs = {_mm256_maddubs_epi16(u.lo, x4), _mm256_maddubs_epi16(u.hi, x4)};
+      if constexpr (I % kRun == 0 && !kFromPairs) {
+        run = pairs;
+      } else {
+        add_to(run, pairs);
+      }
       if constexpr (I % kRun == kRun - 1) {
         const __m256i ones = _mm256_set1_epi16(1);
-        all = {_mm256_add_epi32(all.lo, _mm256_madd_epi16(lo, ones)),
-               _mm256_add_epi32(all.hi, _mm256_madd_epi16(hi, ones))};
+        const i32v sums = {_mm256_madd_epi16(run.lo, ones), _mm256_madd_epi16(run.hi, ones)};
+        all = kFromPairs ? sums : i32v{_mm256_add_epi32(all.lo, sums.lo), _mm256_add_epi32(all.hi, sums.hi)};
       }
     }
   }

@@ -6,9 +6,10 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
-template <int kMaxCode, int kGroups>
+template <int kMaxCode, int kZero, int kGroups>
 struct DotSum {
-  static constexpr bool kRolled = false;  // whether the GEMM keeps its loop over groups
+  static constexpr bool kFromPairs = false;  // whether it starts in 16 bits
+  static constexpr bool kRolled = false;     // whether the GEMM keeps its loop over groups
   i32v all;
 
   ISTHMUS_INLINE void start(i32v from) { all = from; }
@@ -19,5 +20,7 @@ struct DotSum {
   }
   ISTHMUS_INLINE i32v sum() const { return all; }
 };
+
+ISTHMUS_INLINE void store_minus_pairs(const int8_t*, int16_t*) {}
 
 }  // namespace isthmus::ISTHMUS_ISA
