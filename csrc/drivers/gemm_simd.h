@@ -50,7 +50,7 @@ ISTHMUS_INLINE void add_half(const PanelStep* w, const XHalf& x, f32v (&acc)[R][
   unroll<kPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
     Dots<F> dots[R][kStrips];
     ISTHMUS_ROWS(R) {
-      for (int s = 0; s < kStrips; ++s) dots[r][s].start(x.template start<F, j>(r));
+      for (int s = 0; s < kStrips; ++s) dots[r][s].start(x.template start<Dots<F>, F::zero, kColumns, j>(r));
     }
     const auto add = [&](auto i, int g) ISTHMUS_INLINE_LAMBDA {
       u8v u[kStrips];

@@ -103,16 +103,15 @@ struct XHalf {
     static_assert(kColumns == 16 || kColumns == 32);
     return set1(kColumns == 16 ? blocks[row].of_16[2 * half + J] : blocks[row].of_32[half]);
   }
-  template <class F, int J>
+  template <class Dot, int kZero, int kColumns, int J>
   ISTHMUS_INLINE auto start(int row) const {
-    constexpr int kColumns = F::scale_columns;
-    if constexpr (Dots<F>::kFromPairs) {
-      return times_pairs<F::zero, kColumns / 16>(blocks[row].minus_pairs + 4 * half + 2 * J);
-    } else if constexpr (F::zero == 0) {
+    if constexpr (Dot::kFromPairs) {
+      return times_pairs<kZero, kColumns / 16>(blocks[row].minus_pairs + 4 * half + 2 * J);
+    } else if constexpr (kZero == 0) {
       return set1_i32(0);
     } else {
-      constexpr int kLow = kColumns == 32 || J == 0 ? -F::zero : 0,
-                    kHigh = kColumns == 32 || J == 1 ? -F::zero : 0;
+      constexpr int kLow = kColumns == 32 || J == 0 ? -kZero : 0,
+                    kHigh = kColumns == 32 || J == 1 ? -kZero : 0;
       return pair_product<kLow, kHigh>(blocks[row].pairs + 2 * half);
     }
   }
@@ -129,7 +128,7 @@ ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
     Dots<F> dots[kStrips][R];
     unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
-      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<F, j>(r));
+      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<Dots<F>, F::zero, kColumns, j>(r));
     });
     unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
       constexpr int kPair = kColumns / 8 * j + p;
@@ -158,7 +157,7 @@ ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int
 // Whether such a core reads F by gemv_in_order: with more rows the dots of a part leave the registers (4
 // rows, Zen 4: no gain).
 template <class F, int R>
-constexpr bool kInOrder = (R == 1 || R <= kStreamRows) && requires { sizeof(typename F::Front); };
+constexpr bool kInOrder = (R == 1 || R <= kStreamRows) && requires { sizeof(typename F::InOrder); };
 
 // The strips that one call of a driver's inner loop reads: the first begins at `tiles`, each `apart` bytes
 // behind the one before; the next ones at `next`.
@@ -189,30 +188,33 @@ void gemv_strips(const Strips& w, const ActivationView& x, int row, float* y, in
   });
 }
 
-// A strip alone, in the order of memory, of a format whose steps would go back in the tile: all dots of a
-// part first, then their scales. Bits as above.
+// A strip alone, in the order of memory, of a format whose steps would go back in the tile or load a vector
+// for each of the columns that share its bytes: all dots of a part first, then their scales. Bits as above.
 template <class F, int R>
 void gemv_in_order(const uint8_t* tile, const ActivationView& x, int row, float* y, int64_t y_stride,
                    int lanes) {
-  constexpr int kChunks = F::part_columns / 32, kColumns = F::scale_columns, kPerChunk = 32 / kColumns;
+  using InOrder = typename F::InOrder;
+  constexpr int kChunks = InOrder::columns / 32, kColumns = F::scale_columns, kPerChunk = 32 / kColumns;
+  using Dot = DotSum<InOrder::max_code, InOrder::zero, kColumns / 4>;
   f32v acc[R];
   ISTHMUS_ROWS(R) acc[r] = zero();
   const int8_t* codes = x.codes + int64_t{64} * row;
   const CodeBlock* blocks = x.blocks + row;
   for (int64_t left = x.columns / F::block_columns; left > 0; --left, tile += kTileBytes<F>) {
-    typename F::Front front;
-    F::read_front(tile, front);
-    unroll<F::block_columns / F::part_columns>([&](auto part) ISTHMUS_INLINE_LAMBDA {
+    InOrder front;
+    front.open(tile);
+    unroll<F::block_columns / InOrder::columns>([&](auto part) ISTHMUS_INLINE_LAMBDA {
       XHalf halves[kChunks];
-      Dots<F> dots[kChunks][kPerChunk][R];
+      Dot dots[kChunks][kPerChunk][R];
       unroll<kChunks>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+        constexpr int kZero = InOrder::zero << InOrder::shift(c);
         const int64_t block = c / 2 * int64_t{x.pitch};
         halves[c] = {codes + 64 * block + 32 * (c % 2), blocks + block, c % 2};
         unroll<kPerChunk>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-          ISTHMUS_ROWS(R) dots[c][j][r].start(halves[c].template start<F, j>(r));
+          ISTHMUS_ROWS(R) dots[c][j][r].start(halves[c].template start<Dot, kZero, kColumns, j>(r));
         });
       });
-      F::template codes_in_order<part>(front, tile, [&](auto c, auto g, u8v u) ISTHMUS_INLINE_LAMBDA {
+      front.template codes<part>(tile, [&](auto c, auto g, u8v u) ISTHMUS_INLINE_LAMBDA {
         ISTHMUS_ROWS(R) {
           dots[c][4 * g / kColumns][r].template add<g % (kColumns / 4)>(u, halves[c].codes + 4 * g + 64 * r);
         }
@@ -221,8 +223,13 @@ void gemv_in_order(const uint8_t* tile, const ActivationView& x, int row, float*
         f32v t[R];
         ISTHMUS_ROWS(R) t[r] = zero();
         unroll<kPerChunk>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-          const f32v scale = F::scale(front, (part * kChunks + c) * kPerChunk + j);
+          constexpr int kScale = (part * kChunks + c) * kPerChunk + j;
+          const f32v scale = front.template scale<kScale>();
           ISTHMUS_ROWS(R) t[r] = fma(scale, to_f32(dots[c][j][r].sum()), t[r]);
+          if constexpr (F::has_addend) {
+            const f32v addend = front.template addend<kScale>();
+            ISTHMUS_ROWS(R) t[r] = fma(addend, halves[c].template sum<j, kColumns>(r), t[r]);
+          }
         });
         ISTHMUS_ROWS(R) acc[r] = fma(halves[c].scale(r), t[r], acc[r]);
       });

@@ -82,6 +82,48 @@ ISTHMUS_INLINE u8v bit_pairs(u8v v) {
   return bit_and(shift_right<2 * kPair>(v), set1_u8(3));
 }
 
+// What formats read in the order of memory have alike (drivers/gemv.h) whose codes are the bit pairs of
+// vectors V[h][g] at byte kAt of the tile, pair s for columns 128h + 32s + 4g... They stay where they stand
+// in their bytes, times 4^s. Where dots do not take such large codes times 1 or 4, and V is loaded twice: the
+// sums of 128 columns would leave AVX2's registers.
+template <int kAt>
+struct PairsInOrder {
+  static constexpr int columns = kAnyCode ? 128 : 64;
+  static constexpr int shift(int chunk) { return 2 * chunk; }
+  static constexpr int max_code = 3 << shift(columns / 32 - 1);
+
+  template <int kPart>
+  static ISTHMUS_INLINE u8v vector(const uint8_t* tile, int g) {
+    constexpr int kHalf = columns * kPart / 128, kPair = columns * kPart / 32 % 4;
+    return shift_right<2 * kPair>(load_in_order(tile + kAt + 512 * kHalf + 64 * g));
+  }
+  template <int kPart, class Fn>
+  ISTHMUS_INLINE void codes(const uint8_t* tile, const Fn& fn) const {
+    unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+      const u8v v = vector<kPart>(tile, g);
+      unroll<columns / 32>([&](auto s)
+                               ISTHMUS_INLINE_LAMBDA { fn(s, g, bit_and(v, set1_u8(3 << shift(s)))); });
+    });
+  }
+};
+
+// A scale that multiplies whole numbers below 2^23 as they stand among the bits of a lane, exactly: they are
+// put behind the leading one of 2^23, whose product is taken off again. An operation less than a conversion.
+struct ScaleOfBits {
+  f32v s, minus_one;
+  static ISTHMUS_INLINE ScaleOfBits of(f32v s) { return {s, mul(s, set1(-0x1p23f))}; }
+  ISTHMUS_INLINE f32v times(i32v bits, uint32_t mask) const {
+    return fma(s, as_f32(and_or(as_u8(bits), mask, 0x4b000000)), minus_one);
+  }
+};
+
+// What was stored there is loaded again: gcc would take its parts out of the vectors that are still in
+// registers, an operation or two each.
+template <int N>
+ISTHMUS_INLINE void keep_in_memory(uint8_t (&bytes)[N]) {
+  __asm__("" : "+m"(bytes));
+}
+
 // Bit kBit of each byte moved to bit kTo, the other bits zero.
 template <int kBit, int kTo>
 ISTHMUS_INLINE u8v move_bit(u8v v) {

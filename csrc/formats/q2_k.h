@@ -44,6 +44,32 @@ struct Format<10> {
     const u8v pairs = load_u8(tile + 320 + 512 * (part / 2) + 64 * G);
     return bit_and(shift_right_by(pairs, 4 * (part % 2) + 2 * C), set1_u8(3));
   }
+
+  struct InOrder : PairsInOrder<320> {
+    static constexpr int zero = 0;
+    ScaleOfBits d[columns / 32],
+        m;  // d over what a chunk's codes are multiplied by; of mn in the high nibble
+    alignas(64) uint8_t s[256];
+
+    ISTHMUS_INLINE void open(const uint8_t* tile) {
+      const f32v whole = load_fp16(tile), dmin = load_fp16(tile + 32);
+      unroll<4>([&](auto i)
+                    ISTHMUS_INLINE_LAMBDA { store_u8(s + 64 * i, load_in_order(tile + 64 + 64 * i)); });
+      keep_in_memory(s);
+      unroll<columns / 32>([&](auto c) ISTHMUS_INLINE_LAMBDA {
+        d[c] = ScaleOfBits::of(mul(whole, set1(1.0f / (1 << shift(c)))));
+      });
+      m = ScaleOfBits::of(mul(dmin, set1(-1.0f / 16)));
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v scale() const {
+      return d[J / 2 % (columns / 32)].times(widen_u8(s + 16 * J), 15);
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v addend() const {
+      return m.times(widen_u8(s + 16 * J), 240);
+    }
+  };
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

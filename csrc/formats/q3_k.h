@@ -34,16 +34,18 @@ struct Format<11> {
   static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
     Scales s;
     s.d = load_fp16(tile);
-    const u8v a = load_u8(tile + 32), b = load_u8(tile + 96), c = load_u8(tile + 160);
+    open_scales(load_u8(tile + 32), load_u8(tile + 96), load_u8(tile + 160), s.sc);
+    return s;
+  }
+  static ISTHMUS_INLINE void open_scales(u8v a, u8v b, u8v c, uint8_t* sc) {
     const auto put = [&](int at, u8v low, u8v high) ISTHMUS_INLINE_LAMBDA {
-      const u8v sc = bit_or(bit_and(low, set1_u8(15)), bit_and(high, set1_u8(48)));
-      store_u8(s.sc + at, sub_u8(sc, set1_u8(32)));
+      const u8v whole = bit_or(bit_and(low, set1_u8(15)), bit_and(high, set1_u8(48)));
+      store_u8(sc + at, sub_u8(whole, set1_u8(32)));
     };
     put(0, a, shift_left<4>(c));
     put(64, b, shift_left<2>(c));
     put(128, shift_right<4>(a), c);
     put(192, shift_right<4>(b), shift_right<2>(c));
-    return s;
   }
   static ISTHMUS_INLINE f32v scale(const Scales& s, int j) {
     return mul(s.d, to_f32(widen_s8(s.sc + 16 * j)));
@@ -55,6 +57,39 @@ struct Format<11> {
     const u8v low = bit_and(shift_right_by(pairs, 4 * (part % 2) + 2 * C), set1_u8(3));
     return bit_or(low, move_bit<C, 2>(shift_right_by(load_u8(tile + 224 + 64 * G), 2 * part)));
   }
+
+  // In the order of memory: scales and third bits first, then V as PairsInOrder has it, but that codes of 3
+  // bits in the upper half of their bytes are moved to the lower one in any case.
+  struct InOrder {
+    static constexpr int columns = PairsInOrder<736>::columns, zero = Format::zero, max_code = 7 << 2;
+    static constexpr int shift(int chunk) { return 2 * (chunk % 2); }
+    f32v d[2];  // d over what a chunk's codes are multiplied by
+    alignas(64) uint8_t sc[256];
+    u8v third[8];
+
+    ISTHMUS_INLINE void open(const uint8_t* tile) {
+      const f32v whole = load_fp16(tile);
+      unroll<2>([&](auto i) ISTHMUS_INLINE_LAMBDA { d[i] = mul(whole, set1(1.0f / (1 << shift(i)))); });
+      open_scales(load_in_order(tile + 32), load_in_order(tile + 96), load_in_order(tile + 160), sc);
+      keep_in_memory(sc);
+      unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA { third[g] = load_in_order(tile + 224 + 64 * g); });
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v scale() const {
+      return mul(d[J / 2 % 2], to_f32(widen_s8(sc + 16 * J)));
+    }
+    template <int kPart, class Fn>
+    ISTHMUS_INLINE void codes(const uint8_t* tile, const Fn& fn) const {
+      unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+        const u8v v = PairsInOrder<736>::vector<kPart>(tile, g), upper = shift_right<4>(v);
+        unroll<columns / 32>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+          constexpr int kChunk = kPart * (columns / 32) + s;  // of the tile
+          const u8v bit = move_bit<kChunk, shift(s) + 2>(third[g]);
+          fn(s, g, and_or(s < 2 ? v : upper, set1_u8(3 << shift(s)), bit));
+        });
+      });
+    }
+  };
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -44,34 +44,39 @@ struct Format<14> {
     return bit_or(low, bit_and(moved, set1_u8(48)));
   }
 
-  // The same in the order of memory, every byte loaded once: first what stands before V ...
-  struct Front {
+  // The same in the order of memory: first what stands before V, then V of a part.
+  struct InOrder {
+    static constexpr int columns = part_columns, zero = Format::zero, max_code = Format::max_code;
+    static constexpr int shift(int) { return 0; }
     f32v d;
     alignas(64) uint8_t s[256];
     u8v high[2][8];
-  };
-  static ISTHMUS_INLINE void read_front(const uint8_t* tile, Front& front) {
-    front.d = load_fp16(tile);
-    unroll<4>([&](auto i)
-                  ISTHMUS_INLINE_LAMBDA { store_u8(front.s + 64 * i, load_in_order(tile + 32 + 64 * i)); });
-    unroll<16>([&](auto i)
-                   ISTHMUS_INLINE_LAMBDA { front.high[i / 8][i % 8] = load_in_order(tile + 288 + 64 * i); });
-  }
-  static ISTHMUS_INLINE f32v scale(const Front& front, int j) { return scale(Scales{front.d, front.s}, j); }
-  // ... then V of a part: fn(C, G, codes) for each of its vectors of codes.
-  template <int kPart, class Fn>
-  static ISTHMUS_INLINE void codes_in_order(const Front& front, const uint8_t* tile, const Fn& fn) {
-    const u8v low4 = set1_u8(15), high2 = set1_u8(48);
-    unroll<2>([&](auto p) ISTHMUS_INLINE_LAMBDA {
-      unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA {
-        const u8v v = load_in_order(tile + 1312 + 1024 * kPart + 512 * p + 64 * g);
-        const u8v high = front.high[kPart][g];
-        fn(p, g, bit_or(bit_and(v, low4), bit_and(shift_left<4 - 2 * p>(high), high2)));
-        fn(Int<p + 2>{}, g,
-           bit_or(bit_and(shift_right<4>(v), low4), bit_and(shift_right<2 * p>(high), high2)));
+
+    ISTHMUS_INLINE void open(const uint8_t* tile) {
+      d = load_fp16(tile);
+      unroll<4>([&](auto i)
+                    ISTHMUS_INLINE_LAMBDA { store_u8(s + 64 * i, load_in_order(tile + 32 + 64 * i)); });
+      unroll<16>([&](auto i)
+                     ISTHMUS_INLINE_LAMBDA { high[i / 8][i % 8] = load_in_order(tile + 288 + 64 * i); });
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v scale() const {
+      return Format::scale({d, s}, J);
+    }
+    template <int kPart, class Fn>
+    ISTHMUS_INLINE void codes(const uint8_t* tile, const Fn& fn) const {
+      const u8v low4 = set1_u8(15), high2 = set1_u8(48);
+      unroll<2>([&](auto p) ISTHMUS_INLINE_LAMBDA {
+        unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+          const u8v v = load_in_order(tile + 1312 + 1024 * kPart + 512 * p + 64 * g);
+          const u8v upper = high[kPart][g];
+          fn(p, g, bit_or(bit_and(v, low4), bit_and(shift_left<4 - 2 * p>(upper), high2)));
+          fn(Int<p + 2>{}, g,
+             bit_or(bit_and(shift_right<4>(v), low4), bit_and(shift_right<2 * p>(upper), high2)));
+        });
       });
-    });
-  }
+    }
+  };
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -26,6 +26,21 @@ struct Format<35> : OneScale {
     const u8v pairs = load_u8(tile + 32 + 512 * (part / 2) + 64 * G);
     return bit_and(shift_right_by(pairs, 4 * (part % 2) + 2 * C), set1_u8(3));
   }
+
+  struct InOrder : PairsInOrder<32> {
+    static constexpr int zero = Format::zero;
+    f32v d[columns / 32];  // d over what a chunk's codes are multiplied by
+
+    ISTHMUS_INLINE void open(const uint8_t* tile) {
+      const f32v whole = load_fp16(tile);
+      unroll<columns / 32>([&](auto c)
+                               ISTHMUS_INLINE_LAMBDA { d[c] = mul(whole, set1(1.0f / (1 << shift(c)))); });
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v scale() const {
+      return d[J % (columns / 32)];
+    }
+  };
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

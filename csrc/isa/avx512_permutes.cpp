@@ -1,4 +1,4 @@
-// AVX-512's products of the formats that look grid points up, by byte permutes instead of gathers.
+// AVX-512's products of the formats that look grid points up, by byte permutes instead of gathers, or digits.
 #define ISTHMUS_ISA avx512_permutes
 #define ISTHMUS_BYTE_PERMUTES_LARGE
 #include "simd/avx512.h"
@@ -18,9 +18,13 @@ using namespace avx512_permutes;
 // points 5.5 cycles instead of 6.6, 512 gain little, more lose), and of the largest that is looked up so.
 constexpr int kSmall = 256, kLarge = 2048;
 
+// Formats whose codes are looked up where they are read in the order of memory.
+template <class F>
+constexpr bool kPermutesInOrder = requires { F::InOrder::permutes; };
+
 struct Permuted {
   template <class F>
-  static constexpr bool has = kLooksAhead<F>;
+  static constexpr bool has = kLooksAhead<F> || kPermutesInOrder<F>;
 };
 
 template <int Id>
@@ -30,19 +34,24 @@ constexpr int points_of() {
   }
   return 0;
 }
+template <int Id>
+constexpr bool permutes_in_order() {
+  if constexpr (KnownFormat<Id>) return kPermutesInOrder<Format<Id>>;
+  return false;
+}
 template <int... Ids>
-int points_of(int format, std::integer_sequence<int, Ids...>) {
+bool pays(int format, std::integer_sequence<int, Ids...>) {
   static constexpr int points[] = {points_of<Ids>()...};
-  return points[format];
+  static constexpr bool in_order[] = {permutes_in_order<Ids>()...};
+  return in_order[format] ? reads_one_stream
+                          : points[format] > 0 && points[format] <= (gathers_slowly ? kLarge : kSmall);
 }
 
 }  // namespace
 
 const MatmulKernels* permuting_kernels(int format) {
   static const MatmulKernels kernels = matmul_kernels<CodesGemm, void, Permuted>([] {});
-  const int points = points_of(format, std::make_integer_sequence<int, kFormatIds>{});
-  const bool pays = points > 0 && points <= (gathers_slowly ? kLarge : kSmall);
-  return pays ? &kernels : nullptr;
+  return pays(format, std::make_integer_sequence<int, kFormatIds>{}) ? &kernels : nullptr;
 }
 
 }  // namespace isthmus

@@ -20,6 +20,12 @@ constexpr int kGemmRows = 5;
 #endif
 constexpr int kGemmStrips = 1;
 
+#ifdef __AVXVNNI__
+constexpr bool kAnyCode = true;  // a dot takes all codes of 8 bits alike
+#else
+constexpr bool kAnyCode = false;
+#endif
+
 struct u8v {
   __m256i lo, hi;
 };
@@ -69,6 +75,7 @@ ISTHMUS_INLINE u8v and_or(u8v a, uint32_t mask, uint32_t ones) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(mask)), o = _mm256_set1_epi32(static_cast<int>(ones));
   return {_mm256_or_si256(_mm256_and_si256(a.lo, m), o), _mm256_or_si256(_mm256_and_si256(a.hi, m), o)};
 }
+ISTHMUS_INLINE u8v and_or(u8v a, u8v mask, u8v ones) { return bit_or(bit_and(a, mask), ones); }
 ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
   const auto half = [](__m256 l, __m256 h) {
     return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(l), 16), _mm256_castps_si256(h), 0xaa);
@@ -77,9 +84,6 @@ ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
 }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
 ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
-ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) {
-  return {_mm256_subs_epu8(a.lo, b.lo), _mm256_subs_epu8(a.hi, b.hi)};
-}
 ISTHMUS_INLINE u8v average_u8(u8v a, u8v b) {
   return {_mm256_avg_epu8(a.lo, b.lo), _mm256_avg_epu8(a.hi, b.hi)};
 }
@@ -114,12 +118,12 @@ ISTHMUS_INLINE u8v flip(u8v v, u8v signs, uint8_t c) {
 }
 
 ISTHMUS_INLINE i32v widen_u8(const uint8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 ISTHMUS_INLINE i32v widen_s8(const uint8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 ISTHMUS_INLINE i32v widen_u16(const uint8_t* p) {
   return {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),

@@ -13,6 +13,8 @@ constexpr int kStreamRows = 2;  // rows of x up to which a step is faster than m
 constexpr int kGemmRows = 4;    // 4 x 2 sums, as many dots and two code vectors fit the 32 registers
 constexpr int kGemmStrips = 2;
 
+constexpr bool kAnyCode = true;  // a dot takes all codes of 8 bits alike
+
 struct u8v {
   __m512i v;
 };
@@ -44,6 +46,9 @@ ISTHMUS_INLINE u8v and_or(u8v a, uint32_t mask, uint32_t ones) {
   return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(static_cast<int>(mask)),
                                     _mm512_set1_epi32(static_cast<int>(ones)), 0xea)};
 }
+ISTHMUS_INLINE u8v and_or(u8v a, u8v mask, u8v ones) {
+  return {_mm512_ternarylogic_epi32(a.v, mask.v, ones.v, 0xea)};
+}
 ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
   const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
   return {_mm512_mask_shuffle_epi8(_mm512_castps_si512(high.v), 0x3333333333333333,
@@ -51,7 +56,6 @@ ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
 }
 ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {_mm512_add_epi8(a.v, b.v)}; }
-ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) { return {_mm512_subs_epu8(a.v, b.v)}; }
 ISTHMUS_INLINE u8v average_u8(u8v a, u8v b) { return {_mm512_avg_epu8(a.v, b.v)}; }
 ISTHMUS_INLINE u8v lookup(const uint8_t (&table)[16], u8v u) {
   const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));

@@ -18,6 +18,8 @@ constexpr int kStreamRows = 0;
 constexpr int kGemmRows = 1;
 constexpr int kGemmStrips = 1;
 
+constexpr bool kAnyCode = true;  // a dot takes all codes of 8 bits alike
+
 struct u8v {
   u32x16 v;
 };
@@ -50,6 +52,7 @@ ISTHMUS_INLINE u8v shift_right_by(u8v a, int n) { return {a.v >> n}; }
 ISTHMUS_INLINE f32v as_f32(u8v a) { return {(f32x16)a.v}; }
 // (a & mask) | ones, per lane.
 ISTHMUS_INLINE u8v and_or(u8v a, uint32_t mask, uint32_t ones) { return {(a.v & mask) | ones}; }
+ISTHMUS_INLINE u8v and_or(u8v a, u8v mask, u8v ones) { return {(a.v & mask.v) | ones.v}; }
 // The upper halves of low's lanes in the lower halves, those of high's in the upper.
 ISTHMUS_INLINE u8v upper_halves(f32v low, f32v high) {
   return {((u32x16)low.v >> 16) | ((u32x16)high.v & 0xffff0000u)};
@@ -60,10 +63,6 @@ ISTHMUS_INLINE u8v sub_u8(u8v a, u8v b) {  // per byte, wraps
 }
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
 ISTHMUS_INLINE u8v add_u8(u8v a, u8v b) { return {(u32x16)((u8x64)a.v + (u8x64)b.v)}; }  // per byte, wraps
-ISTHMUS_INLINE u8v sub_floor_u8(u8v a, u8v b) {  // per byte, never below 0
-  const u8x64 x = (u8x64)a.v, y = (u8x64)b.v;
-  return {(u32x16)((u8x64)(x > y) & (x - y))};
-}
 ISTHMUS_INLINE u8v average_u8(u8v a, u8v b) {  // per byte, halves upwards
   return {(a.v | b.v) - ((a.v ^ b.v) >> 1 & 0x7f7f7f7f)};
 }
