@@ -12,6 +12,9 @@
 //     or code_pair<C, P>(tile, part)   groups 2 P and 2 P + 1 together, where one lookup gives both
 //     or code_pair<C, P>(look_up(tile, part))   where one lookup gives all 64 columns of a part, `Points`
 //   grid_points             of formats with code_pair: how many points an index chooses among
+//   struct InOrder          optional: reads a tile in the order of memory, `columns` at a time
+//     open(tile); codes<part>(tile, fn): fn(C, G, u) for each group of these, u of chunk C times 2^shift(C);
+//     zero, max_code; scale<J>(), divided by that, and addend<J>(), J within the tile
 //   exact_in_bf16           optional: the weights are bf16 numbers (drivers/pair_panel.h)
 // for Policy::F32 and Policy::Bf16:
 //   column<C>(tile)         column C of the tile as fp32, 16 rows

@@ -297,8 +297,8 @@ def test_strips_side_by_side_or_one_after_the_other_give_the_same_bits(name: str
 
 @pytest.mark.parametrize("slowly", [False, True], ids=["gathers", "no gathers"])
 @pytest.mark.parametrize("isa", native.isa_names())
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith(("iq1", "iq2", "iq3"))])
-def test_grid_points_looked_up_in_any_way_give_the_same_bits(name: str, isa: str, slowly: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith(("iq1", "iq2", "iq3", "tq1"))])
+def test_what_is_looked_up_in_any_way_gives_the_same_bits(name: str, isa: str, slowly: bool) -> None:
     """Gathers, loads of single lanes, byte permutes: the CPU's features and vendor say which. All here."""
     matrix, few, many = matrix_of(name, 40, 512), random_x(15, 512), random_x(50, 512)
     oracle = "scalar-bf16" if isa == "amx" else "scalar"
