@@ -73,6 +73,7 @@ void gate_up_blocks(const KernelTable& kernels, const Activation& act, const Gro
       multiply(kernels.matmul, gemm, w, group.x, begin, end, y, kStepColumns, driver);
     }
   };
+  ask_for(group.x);
   ask_for(*group.of->up, up_matrix, block * kBlockStrips);
   multiply_blocks(group.gate_gemm, gate_matrix, gate);
   ask_for(*group.of->gate, gate_matrix, (block + count) * kBlockStrips);
@@ -337,6 +338,7 @@ void Experts::down_few(Call& call, const ExpertsArgs& args) const {
         for (int64_t i = begin; i < end; i++) {
           const Group& group = groups[i / pieces_of(part)];
           const AffineMatrix w = group.of->down->matrix(group.expert, part);
+          if (i == begin || i % pieces_of(part) == 0) ask_for(group.hidden);
           const int64_t first = i % pieces_of(part) * kStep,
                         last = std::min(first + kStep, num_strips(w.rows));
           float* y =

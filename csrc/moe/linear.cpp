@@ -1,6 +1,7 @@
 #include "moe/linear.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -13,19 +14,15 @@
 namespace isthmus {
 namespace {
 
-// out[r] = tile[r] (+ bias) (+ residual[r]) for `columns` columns. residual may be out.
-void write_tile(const float* tile, int64_t tile_stride, int rows, int64_t columns, const float* bias,
-                const float* residual, float* out, int64_t out_stride) {
-  for (int row = 0; row < rows; row++) {
-    const float* from = tile + row * tile_stride;
-    float* to = out + row * out_stride;
-    const float* add = residual ? residual + row * out_stride : nullptr;
-    for (int64_t i = 0; i < columns; i++) {
-      float y = from[i];
-      if (bias) y += bias[i];
-      if (add) y += add[i];
-      to[i] = y;
-    }
+// out[r] = tile[r] (+ bias) (+ residual[r]) for `columns` columns. residual may be out. In vectors: one by
+// one, as many instructions as fit a core wait here for the item's last products, and none asks memory for
+// the next.
+void write_tile(const RowKernels& kernels, float* tile, int64_t tile_stride, int rows, int64_t columns,
+                const float* bias, const float* residual, float* out, int64_t out_stride) {
+  for (int row = 0; row < rows; row++, tile += tile_stride) {
+    if (bias) kernels.axpy(1.0f, bias, columns, tile);
+    if (residual) kernels.axpy(1.0f, residual + row * out_stride, columns, tile);
+    std::memcpy(out + row * out_stride, tile, columns * sizeof(float));
   }
 }
 
@@ -89,6 +86,7 @@ void Linear::operator()(const LinearArgs& args) const {
       items, call.grain(num_items, item_bytes), [&](int part, int64_t begin, int64_t end, int worker) {
         auto* tile = reinterpret_cast<float*>(
             call.pool.scratch(worker, group * stride * sizeof(float) + kGemmScratchBytes));
+        ask_for(x);
         for (int64_t item = begin; item < end; item++) {
           const int64_t row = item / pieces[part] * group;
           const int rows = static_cast<int>(std::min(group, args.rows - row));
@@ -101,10 +99,13 @@ void Linear::operator()(const LinearArgs& args) const {
           const int64_t first = piece * step, last = std::min(first + step, num_strips(w.rows));
           const int64_t columns_here = std::min(last * kStripRows, w.rows) - first * kStripRows;
           const int64_t n = (weights_[which]->part(part).first_strip + first) * kStripRows;
-          multiply(call.kernels.matmul, gemm(*weights_[which]), w, slice_rows(x, row, rows), first, last,
-                   tile, stride, tile + group * stride);
+          const float* bias = biases_[which] ? biases_[which] + n : nullptr;
           const int64_t at = row * args.out_stride + column + n;
-          write_tile(tile, stride, rows, columns_here, biases_[which] ? biases_[which] + n : nullptr,
+          const bool direct = bias == nullptr && args.residual == nullptr;
+          multiply(call.kernels.matmul, gemm(*weights_[which]), w, slice_rows(x, row, rows), first, last,
+                   direct ? args.out + at : tile, direct ? args.out_stride : stride, tile + group * stride);
+          if (direct) continue;
+          write_tile(call.kernels.rows, tile, stride, rows, columns_here, bias,
                      args.residual ? args.residual + at : nullptr, args.out + at, args.out_stride);
         }
       });

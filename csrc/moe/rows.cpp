@@ -65,6 +65,17 @@ ActivationView slice_rows(const ActivationView& x, int64_t begin, int rows) {
   return slice;
 }
 
+void ask_for(const ActivationView& x) {
+  const int64_t places = num_steps(x.columns) * x.pitch;
+  if (x.codes == nullptr || places * kStepColumns > tuning::kAskedBytes) return;
+  const auto ask = [](const void* data, int64_t bytes) {
+    const auto* start = static_cast<const uint8_t*>(data);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(start + at);
+  };
+  ask(x.codes, places * kStepColumns);
+  ask(x.blocks, places * static_cast<int64_t>(sizeof(CodeBlock)));
+}
+
 bool can_slice(RowFields fields, const int32_t* tokens, int rows) {
   for (int i = 1; i < rows; i++) {
     if (tokens[i] != tokens[0] + i) return false;

@@ -21,6 +21,10 @@ ActivationView prepare_rows(ThreadPool& pool, const MatmulKernels& kernels, Buff
 // Rows [begin, begin + rows) of a view, in place. `begin` is a multiple of 16 if the view has halves.
 ActivationView slice_rows(const ActivationView& x, int64_t begin, int rows);
 
+// Asks for codes that another core has written, all at once: a product would wait for one line after the
+// other. Nothing for more than half a first cache holds.
+void ask_for(const ActivationView& x);
+
 // True if rows tokens[0..rows) of x can be used in place: consecutive, and for halves from the start of a
 // tile.
 bool can_slice(RowFields fields, const int32_t* tokens, int rows);

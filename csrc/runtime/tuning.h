@@ -47,6 +47,8 @@ inline constexpr int64_t kPartialBytes = 1 << 20;
 // kItemsPerThread items for every thread.
 inline constexpr int64_t kItemBytes = 128 << 10;
 inline constexpr int64_t kItemsPerThread = 4;
+// Codes of x up to which a worker asks for all of them before its item: half of a first cache.
+inline constexpr int64_t kAskedBytes = 16 << 10;
 // Bytes of items in which a core that reads one stream jumps (from gate to up): a jump costs it 0.7 us, 20
 // KB.
 inline constexpr int64_t kStreamBytes = 640 << 10;
