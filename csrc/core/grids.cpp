@@ -20,9 +20,9 @@ constexpr bool has_point(const Grid& grid, int number) {
 }
 
 // Entry n is entry_of(levels of point n). Does not compile unless the bitmap holds N points.
-template <int N, class Fn>
-constexpr GridTable<N> table(const Grid& grid, const Fn& entry_of) {
-  GridTable<N> out{};
+template <int N, class Entry = uint32_t, class Fn>
+constexpr GridTable<N, Entry> table(const Grid& grid, const Fn& entry_of) {
+  GridTable<N, Entry> out{};
   int level[8] = {}, points = 1, n = 0;
   for (int c = 0; c < grid.columns; ++c) points *= grid.levels;
   for (int number = 0; number < points; ++number) {
@@ -49,6 +49,16 @@ constexpr GridTable<N> bytes(const Grid& grid, int zero, const int (&values)[8])
   return table<N>(grid, [&](const int* level) {
     uint32_t entry = 0;
     for (int c = 0; c < 4; ++c) entry |= uint32_t(zero + values[level[c]]) << 8 * c;
+    return entry;
+  });
+}
+
+// 8 columns of 8 bits.
+template <int N>
+constexpr GridTable<N, uint64_t> rows(const Grid& grid, const int (&values)[3]) {
+  return table<N, uint64_t>(grid, [&](const int* level) {
+    uint64_t entry = 0;
+    for (int c = 0; c < 8; ++c) entry |= uint64_t(values[level[c]]) << 8 * c;
     return entry;
   });
 }
@@ -83,6 +93,11 @@ constexpr GridTable<512> kIq2XsGrid = nibbles<512, 1>(iq2_xs);
 constexpr GridTable<1024> kIq2SGrid = nibbles<1024, 1>(iq2_s);
 constexpr GridTable<256> kIq3XxsGrid = bytes<256>(iq3_xxs, 62, {4, 12, 20, 28, 36, 44, 52, 62});
 constexpr GridTable<512> kIq3SGrid = bytes<512>(iq3_s, 15, {1, 3, 5, 7, 9, 11, 13, 15});
+
+constexpr GridTable<2048, uint64_t> kIq1Rows = rows<2048>(iq1, {0, 8, 16});
+constexpr GridTable<256, uint64_t> kIq2XxsRows = rows<256>(iq2_xxs, {8, 25, 43});
+constexpr GridTable<512, uint64_t> kIq2XsRows = rows<512>(iq2_xs, {8, 25, 43});
+constexpr GridTable<1024, uint64_t> kIq2SRows = rows<1024>(iq2_s, {8, 25, 43});
 
 constexpr GridPlanes<256> kIq2XxsPlanes = planes_of_8<256>(iq2_xxs);
 constexpr GridPlanes<512> kIq2XsPlanes = planes_of_8<512>(iq2_xs);

@@ -118,6 +118,20 @@ struct XHalf {
   ISTHMUS_INLINE f32v scale(int row) const { return set1(blocks[row].scale[half]); }
 };
 
+// The same as the GEMV sums them, a pair of groups at a time.
+template <class F>
+struct DotsOf : Dots<F> {
+  static constexpr int zero = F::zero;
+  template <int P>
+  ISTHMUS_INLINE void add_pair(const CodePair& u, const int8_t* x) {
+    this->template add<2 * P>(u.first, x);
+    this->template add<2 * P + 1>(u.second, x + 4);
+  }
+};
+template <class F>
+  requires kOwnDots<F>
+struct DotsOf<F> : F::Dots {};
+
 // 32 columns: R rows of x times kStrips strips.
 template <class F, int R, int kHalf, Fetch kFetch, int kStrips, class S>
 ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int64_t ahead,
@@ -126,18 +140,17 @@ ISTHMUS_INLINE void add_half_step(const S (&steps)[kStrips], const XHalf& x, int
   f32v t[kStrips][R];
   unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { ISTHMUS_ROWS(R) t[s][r] = zero(); });
   unroll<S::kScalesPerHalf>([&](auto j) ISTHMUS_INLINE_LAMBDA {
-    Dots<F> dots[kStrips][R];
+    DotsOf<F> dots[kStrips][R];
     unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
-      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<Dots<F>, F::zero, kColumns, j>(r));
+      ISTHMUS_ROWS(R) dots[s][r].start(x.template start<DotsOf<F>, DotsOf<F>::zero, kColumns, j>(r));
     });
     unroll<kColumns / 8>([&](auto p) ISTHMUS_INLINE_LAMBDA {
       constexpr int kPair = kColumns / 8 * j + p;
       const int8_t* codes = x.codes + 8 * kPair;
       unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
         prefetch_part<kStepBytes<F>, 8, 4 * kHalf + kPair, kFetch>(steps[s].share + ahead);
-        const CodePair u = steps[s].template code_pair<kHalf, kPair>();
-        ISTHMUS_ROWS(R) dots[s][r].template add<2 * p>(u.first, codes + 64 * r);
-        ISTHMUS_ROWS(R) dots[s][r].template add<2 * p + 1>(u.second, codes + 64 * r + 4);
+        const auto u = steps[s].template dot_operand<kHalf, kPair>();
+        ISTHMUS_ROWS(R) dots[s][r].template add_pair<p>(u, codes + 64 * r);
       });
     });
     unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {

@@ -19,6 +19,22 @@ struct PointsOf<F> {
   static ISTHMUS_INLINE Type look_up(const uint8_t* tile, int part) { return F::look_up(tile, part); }
 };
 
+struct NoIndexes {};
+template <class F>
+struct IndexesOf {
+  using Type = NoIndexes;
+  static ISTHMUS_INLINE void read(const uint8_t*, Type&) {}
+};
+template <class F>
+  requires kReadsIndexes<F>
+struct IndexesOf<F> {
+  using Type = TileIndexes;
+  static ISTHMUS_INLINE void read(const uint8_t* tile, Type& indexes) {
+    F::read_indexes(tile, indexes);
+    __asm__("" : "+m"(indexes));  // or gcc takes them out of the vectors that it stores
+  }
+};
+
 // One step: its halves of 32 columns, each a tile, the tile's opened scales, and where in the tile it is:
 // `part` and the compile-time chunk of 32 columns inside the part. Q = step within the part.
 template <class F, int Q>
@@ -28,6 +44,7 @@ struct Step {
   int part;
   const uint8_t* share;  // the step's share of the tile's bytes, for prefetching
   [[no_unique_address]] typename PointsOf<F>::Type points;
+  const typename IndexesOf<F>::Type* indexes;
 
   static constexpr int kScalesPerHalf = 32 / F::scale_columns;
   template <int Half>
@@ -38,13 +55,29 @@ struct Step {
   template <int Half, int P>
   ISTHMUS_INLINE CodePair code_pair() const {
     constexpr int kChunk = chunk<Half>();
-    if constexpr (kLooksAhead<F>) {
+    if constexpr (kOwnDots<F>) {
+      return code_pair_of(dot_operand<Half, P>(), F::zero);
+    } else if constexpr (kLooksAhead<F>) {
       return F::template code_pair<kChunk, P>(points);
     } else if constexpr (kLooksUp<F>) {
       return F::template code_pair<kChunk, P>(tile[Half], part);
     } else {
       return {F::template codes<kChunk, 2 * P>(tile[Half], part),
               F::template codes<kChunk, 2 * P + 1>(tile[Half], part)};
+    }
+  }
+  // The same in the form that the GEMV multiplies.
+  template <int Half, int P>
+  ISTHMUS_INLINE auto dot_operand() const {
+    if constexpr (kOwnDots<F>) {
+      constexpr int kChunk = chunk<Half>();
+      if constexpr (kReadsIndexes<F>) {
+        return F::template rows_of_8<kChunk, P>(tile[Half], part, *indexes);
+      } else {
+        return F::template rows_of_8<kChunk, P>(tile[Half], part);
+      }
+    } else {
+      return code_pair<Half, P>();
     }
   }
   // J = scale within the half
@@ -91,7 +124,7 @@ ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t apart, int64_t c
         const uint8_t *one = tiles + s * apart, *other = one + second;
         scales[s][0] = F::open(one);
         if (second != 0) scales[s][1] = F::open(other);
-        steps[s] = {{one, other}, {&scales[s][0], &scales[s][1]}, 0, one, {}};
+        steps[s] = {{one, other}, {&scales[s][0], &scales[s][1]}, 0, one, {}, nullptr};
       });
     };
     for (int64_t pairs = columns / 64; pairs > 0; --pairs) {
@@ -108,15 +141,19 @@ ISTHMUS_INLINE void for_each_step(const uint8_t* tiles, int64_t apart, int64_t c
     static_assert(F::block_columns % F::part_columns == 0 && F::part_columns % 64 == 0);
     for (int64_t blocks = columns / F::block_columns; blocks > 0; --blocks) {
       typename F::Scales scales[kStrips];
-      unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA { scales[s] = F::open(tiles + s * apart); });
+      typename IndexesOf<F>::Type indexes[kStrips];
+      unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
+        scales[s] = F::open(tiles + s * apart);
+        IndexesOf<F>::read(tiles + s * apart, indexes[s]);
+      });
       for (int part = 0; part < F::block_columns / F::part_columns; ++part) {
         unroll<kSteps>([&](auto q) ISTHMUS_INLINE_LAMBDA {
           Step<F, q> steps[kStrips];
           unroll<kStrips>([&](auto s) ISTHMUS_INLINE_LAMBDA {
             const uint8_t* tile = tiles + s * apart;
             const uint8_t* share = tile + (part * kSteps + q) * kStepBytes<F>;
-            steps[s] = {
-                {tile, tile}, {&scales[s], &scales[s]}, part, share, PointsOf<F>::look_up(tile, part)};
+            steps[s] = {{tile, tile}, {&scales[s], &scales[s]},         part,
+                        share,        PointsOf<F>::look_up(tile, part), &indexes[s]};
           });
           fn(steps, Int<2>{});
         });

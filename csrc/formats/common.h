@@ -40,6 +40,17 @@ constexpr bool kLooksUp = requires { F::grid_points; };
 template <class F>
 constexpr bool kLooksAhead = requires { sizeof(typename F::Points); };
 
+// Formats that sum dots in an order of their own: `Dots` adds what rows_of_8 returns.
+template <class F>
+constexpr bool kOwnDots = requires { sizeof(typename F::Dots); };
+// The grid indexes of a tile of 256 columns, [32 groups of 8 columns][16 rows]: F::read_indexes fills them in
+// before the first step, since a vector that was stored just now is slow to read in parts.
+struct TileIndexes {
+  alignas(64) uint16_t of[512];
+};
+template <class F>
+constexpr bool kReadsIndexes = requires(TileIndexes& indexes) { F::read_indexes(nullptr, indexes); };
+
 template <int Id>
 concept KnownFormat = requires { sizeof(Format<Id>); };
 

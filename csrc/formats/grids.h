@@ -11,6 +11,9 @@
 #ifdef __AVX512VBMI__
 #include "simd/avx512_permutes.h"
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__) || defined(ISTHMUS_BYTE_PERMUTES_LARGE)
+#include "simd/rows_of_8.h"
+#endif
 
 namespace isthmus::ISTHMUS_ISA {
 
@@ -94,6 +97,12 @@ constexpr uint8_t kIq2Signed[8] = {43 + 8, 43 + 25, 43 + 43, 0, 43 - 8, 43 - 25,
 constexpr ByteMap kIq2SignedCodes = repeated(kIq2Signed);
 #endif
 
+#if defined(ISTHMUS_ROWS_OF_8) && !defined(ISTHMUS_BYTE_PERMUTES)
+// Sums of IQ2's values of either sign, so from zero.
+template <int kPairs>
+using Iq2Dots = DotSumOfRows<0, 43, kPairs>;
+#endif
+
 // IQ1: w = d/8 (2 ls + 1) (8 value +- 1) with values -1, 0, 1 and one sign per 8 columns or more. The entry's
 // nibbles are 4 (value + 1), so u = 8 (value + 1) + 2 where that sign is plus, and the zero is 9.
 constexpr int kIq1Zero = 9, kIq1MaxCode = 18;
@@ -105,5 +114,17 @@ ISTHMUS_INLINE CodePair iq1_codes(u8v entry, i32v minus) {
   return {bit_or(bit_and(shift_left<1>(entry), eights), two),
           bit_or(bit_and(shift_right<3>(entry), eights), two)};
 }
+
+#ifdef ISTHMUS_ROWS_OF_8
+template <int kPairs>
+using Iq1Dots = DotSumOfRows<kIq1Zero, kIq1MaxCode, kPairs>;
+
+ISTHMUS_INLINE RowsOf8 iq1_rows(const uint16_t* index, i32v minus) {
+  const u8v minus_two = bit_and(as_u8(shift_right_signed<31>(minus)), set1_u8(2));
+  const RowsOf8 two = spread_to_8<0>(bit_xor(minus_two, set1_u8(2)));
+  const RowsOf8 u = look_up_rows(kIq1Rows.entry, index);
+  return {{add_u8(u.of[0], two.of[0]), add_u8(u.of[1], two.of[1])}};
+}
+#endif
 
 }  // namespace isthmus::ISTHMUS_ISA

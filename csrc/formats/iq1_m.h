@@ -47,6 +47,24 @@ struct Format<29> {
     return mul(s.eighth, odd_scale(bit_and(as_i32(shift_right_by(word, 3 * (j & 3))), set1_i32(7))));
   }
 
+#ifdef ISTHMUS_ROWS_OF_8
+  using Dots = Iq1Dots<2>;
+  static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
+    for (int j = 0; j < 16; ++j) {
+      const __m256i qh = words_of(tile + 128 + 16 * j);
+      unroll<2>([&](auto l) ISTHMUS_INLINE_LAMBDA {
+        const int at = 16 * (2 * j + l);
+        put_indexes(tile + 384 + at, moved<8 - 4 * l>(qh, 0x700), indexes.of + at);
+      });
+    }
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE RowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {
+    constexpr int top = 4 * (P % 2) + 3;  // the sign's bit
+    const int b = 2 * part + C, j = 2 * b + P / 2;
+    return iq1_rows(indexes.of + 16 * (4 * b + P), shift_left<31 - top>(widen_u8(tile + 128 + 16 * j)));
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     constexpr int top = 4 * (P % 2) + 3;  // the sign's bit
@@ -56,6 +74,7 @@ struct Format<29> {
     const i32v index = bit_or(index_low(tile + 384, 4 * b + P), high);
     return iq1_codes(gather(kIq1Grid.entry, index), shift_left<31 - top>(qh));
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

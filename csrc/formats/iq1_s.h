@@ -34,6 +34,23 @@ struct Format<19> {
     return mul(s.eighth, odd_scale(bit_and(shift_right<12>(widen_u16(s.qh + 32 * j)), set1_i32(7))));
   }
 
+#ifdef ISTHMUS_ROWS_OF_8
+  using Dots = Iq1Dots<4>;
+  static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
+    for (int b = 0; b < 8; ++b) {
+      const __m256i qh = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 32 + 32 * b));
+      unroll<4>([&](auto l) ISTHMUS_INLINE_LAMBDA {
+        const int at = 16 * (4 * b + l);
+        put_indexes(tile + 288 + at, moved<8 - 3 * l>(qh, 0x700), indexes.of + at);
+      });
+    }
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE RowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {
+    const int b = 2 * part + C;
+    return iq1_rows(indexes.of + 16 * (4 * b + P), shift_left<16>(widen_u16(tile + 32 + 32 * b)));
+  }
+#else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {
     const int b = 2 * part + C;
@@ -42,6 +59,7 @@ struct Format<19> {
     const i32v index = bit_or(index_low(tile + 288, 4 * b + P), bit_and(moved, set1_i32(0x700)));
     return iq1_codes(gather(kIq1Grid.entry, index), shift_left<16>(qh));
   }
+#endif
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -48,6 +48,23 @@ struct Format<22> : NibbleScales {
   static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
     return permuted_pair8<C, P>(points, kIq2SignedCodes);
   }
+#elif defined(ISTHMUS_ROWS_OF_8)
+  using Dots = Iq2Dots<2>;
+  static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
+    for (int b = 0; b < 8; ++b) {
+      const __m256i qh = words_of(tile + 160 + 16 * b);
+      unroll<4>([&](auto l) ISTHMUS_INLINE_LAMBDA {
+        const int at = 16 * (4 * b + l);
+        put_indexes(tile + 800 + at, moved<8 - 2 * l>(qh, 0x300), indexes.of + at);
+      });
+    }
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE SignedRowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {
+    const int b = 2 * part + C;
+    const u8v signs = load_u8(tile + 288 + 64 * b);
+    return {look_up_rows(kIq2SRows.entry, indexes.of + 16 * (4 * b + P)), negative_of<P>(signs)};
+  }
 #else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

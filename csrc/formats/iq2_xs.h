@@ -49,6 +49,25 @@ struct Format<17> : NibbleScales {
   static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
     return permuted_pair8<C, P>(points, kIq2SignedCodes);
   }
+#elif defined(ISTHMUS_ROWS_OF_8)
+  using Dots = Iq2Dots<2>;
+  static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
+    for (int b = 0; b < 8; ++b) {
+      const u8v signs = load_u8(tile + 160 + 64 * b);
+      unroll<4>([&](auto l) ISTHMUS_INLINE_LAMBDA {
+        const u8v ninth = bit_and(shift_right<8 * l + 7>(signs), as_u8(set1_i32(1)));
+        const __m256i upper = _mm256_slli_epi16(_mm256_packus_epi32(ninth.lo, ninth.hi), 8);
+        const int at = 16 * (4 * b + l);
+        put_indexes(tile + 672 + at, _mm256_permute4x64_epi64(upper, 0xd8), indexes.of + at);
+      });
+    }
+  }
+  template <int C, int P>
+  static ISTHMUS_INLINE SignedRowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {
+    const int b = 2 * part + C;
+    const u8v signs = with_eighth_sign(load_u8(tile + 160 + 64 * b));
+    return {look_up_rows(kIq2XsRows.entry, indexes.of + 16 * (4 * b + P)), negative_of<P>(signs)};
+  }
 #else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

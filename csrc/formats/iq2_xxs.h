@@ -43,6 +43,14 @@ struct Format<16> : SpareScales<8> {
   static ISTHMUS_INLINE CodePair code_pair(const Points& points) {
     return permuted_pair8<C, P>(points, kIq2SignedCodes);
   }
+#elif defined(ISTHMUS_ROWS_OF_8)
+  using Dots = Iq2Dots<4>;
+  template <int C, int P>
+  static ISTHMUS_INLINE SignedRowsOf8 rows_of_8(const uint8_t* tile, int part) {
+    const int b = 2 * part + C;
+    const u8v signs = with_eighth_sign(load_u8(tile + 32 + 64 * b));
+    return {look_up_rows(kIq2XxsRows.entry, tile + 544 + 16 * (4 * b + P)), negative_of<P>(signs)};
+  }
 #else
   template <int C, int P>
   static ISTHMUS_INLINE CodePair code_pair(const uint8_t* tile, int part) {

@@ -1,4 +1,5 @@
-// AVX-512's products of the formats that look grid points up, by byte permutes instead of gathers, or digits.
+// AVX-512's products of the formats that look grid points up, by byte permutes instead of gathers, or digits;
+// of IQ1, whose 2048 points are too many for those, by loads of whole rows.
 #define ISTHMUS_ISA avx512_permutes
 #define ISTHMUS_BYTE_PERMUTES_LARGE
 #include "simd/avx512.h"
@@ -24,13 +25,13 @@ constexpr bool kPermutesInOrder = requires { F::InOrder::permutes; };
 
 struct Permuted {
   template <class F>
-  static constexpr bool has = kLooksAhead<F> || kPermutesInOrder<F>;
+  static constexpr bool has = kLooksAhead<F> || kOwnDots<F> || kPermutesInOrder<F>;
 };
 
 template <int Id>
 constexpr int points_of() {
   if constexpr (KnownFormat<Id>) {
-    if constexpr (kLooksAhead<Format<Id>>) return Format<Id>::grid_points;
+    if constexpr (kLooksAhead<Format<Id>> || kOwnDots<Format<Id>>) return Format<Id>::grid_points;
   }
   return 0;
 }
