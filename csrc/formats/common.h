@@ -11,7 +11,9 @@
 //   codes<C, G>(tile, part) u of columns 32 C + 4 G .. + 3 of a part for 16 rows, G = 0..7
 //     or code_pair<C, P>(tile, part)   groups 2 P and 2 P + 1 together, where one lookup gives both
 //     or code_pair<C, P>(look_up(tile, part))   where one lookup gives all 64 columns of a part, `Points`
-//   grid_points             of formats with code_pair: how many points an index chooses among
+//     or rows_of_8<C, P>(tile, part[, indexes])   the same as code_pair, in the form that `Dots` adds up;
+//                           read_indexes(tile, indexes) then fills in those of a tile
+//   grid_points             of all but the first: how many points an index chooses among
 //   struct InOrder          optional: reads a tile in the order of memory, `columns` at a time
 //     open(tile); codes<part>(tile, fn): fn(C, G, u) for each group of these, u of chunk C times 2^shift(C);
 //     zero, max_code; scale<J>(), divided by that, and addend<J>(), J within the tile
@@ -40,7 +42,7 @@ constexpr bool kLooksUp = requires { F::grid_points; };
 template <class F>
 constexpr bool kLooksAhead = requires { sizeof(typename F::Points); };
 
-// Formats that sum dots in an order of their own: `Dots` adds what rows_of_8 returns.
+// Formats whose dots are summed otherwise than by DotSum.
 template <class F>
 constexpr bool kOwnDots = requires { sizeof(typename F::Dots); };
 // The grid indexes of a tile of 256 columns, [32 groups of 8 columns][16 rows]: F::read_indexes fills them in
