@@ -57,7 +57,8 @@ nb::object pack(int id, int64_t rows, int64_t columns, Bytes file) {
   const FormatInfo& format = format_of(id, columns);
   need(file.size(), rows * format.row_bytes(columns));
   std::vector<uint8_t> packed(packed_bytes(format, rows, columns), 0xaa);
-  const int64_t bad = pack_strips(format, nullptr, file.data(), rows, columns, 0, num_strips(rows), packed.data());
+  const int64_t bad =
+      pack_strips(format, nullptr, file.data(), rows, columns, 0, num_strips(rows), packed.data());
   if (bad >= 0) throw std::invalid_argument("Inf or NaN scale in rows from " + std::to_string(16 * bad));
   const size_t size = packed.size();
   return array(std::move(packed), {size});
