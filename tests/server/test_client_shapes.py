@@ -86,6 +86,8 @@ def test_completions(server: Server) -> None:
     body = {"prompt": '{"say": "abc"}', "logprobs": 2}
     checked(openai.types.Completion, post(server, "/v1/completions", **body))
     for chunk in events(server, "/v1/completions", **body):
+        for choice in chunk["choices"]:  # null before the last, which the client's type does not foresee
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
         checked(openai.types.Completion, chunk)
 
 
