@@ -97,6 +97,22 @@ constexpr uint8_t kIq2Signed[8] = {43 + 8, 43 + 25, 43 + 43, 0, 43 - 8, 43 - 25,
 constexpr ByteMap kIq2SignedCodes = repeated(kIq2Signed);
 #endif
 
+#ifdef ISTHMUS_ROWS_OF_8
+// The indexes of a tile: low bytes at `low`, upper bits upper(l, read(i)) as words for group l of the kGroups
+// that share what read(i) loads.
+template <int kGroups, class Read, class Upper>
+ISTHMUS_INLINE void read_tile_indexes(const uint8_t* low, const Read& read, const Upper& upper,
+                                      TileIndexes& indexes) {
+  for (int i = 0; i < 32 / kGroups; ++i) {
+    const auto shared = read(i);
+    unroll<kGroups>([&](auto l) ISTHMUS_INLINE_LAMBDA {
+      const int at = 16 * (kGroups * i + l);
+      put_indexes(low + at, upper(l, shared), indexes.of + at);
+    });
+  }
+}
+#endif
+
 #if defined(ISTHMUS_ROWS_OF_8) && !defined(ISTHMUS_BYTE_PERMUTES)
 // Sums of IQ2's values of either sign, so from zero.
 template <int kPairs>

@@ -50,13 +50,9 @@ struct Format<29> {
 #ifdef ISTHMUS_ROWS_OF_8
   using Dots = Iq1Dots<2>;
   static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
-    for (int j = 0; j < 16; ++j) {
-      const __m256i qh = words_of(tile + 128 + 16 * j);
-      unroll<2>([&](auto l) ISTHMUS_INLINE_LAMBDA {
-        const int at = 16 * (2 * j + l);
-        put_indexes(tile + 384 + at, moved<8 - 4 * l>(qh, 0x700), indexes.of + at);
-      });
-    }
+    const auto read = [&](int j) ISTHMUS_INLINE_LAMBDA { return words_of(tile + 128 + 16 * j); };
+    const auto upper = [](auto l, __m256i qh) ISTHMUS_INLINE_LAMBDA { return moved<8 - 4 * l>(qh, 0x700); };
+    read_tile_indexes<2>(tile + 384, read, upper, indexes);
   }
   template <int C, int P>
   static ISTHMUS_INLINE RowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {

@@ -37,13 +37,11 @@ struct Format<19> {
 #ifdef ISTHMUS_ROWS_OF_8
   using Dots = Iq1Dots<4>;
   static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
-    for (int b = 0; b < 8; ++b) {
-      const __m256i qh = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 32 + 32 * b));
-      unroll<4>([&](auto l) ISTHMUS_INLINE_LAMBDA {
-        const int at = 16 * (4 * b + l);
-        put_indexes(tile + 288 + at, moved<8 - 3 * l>(qh, 0x700), indexes.of + at);
-      });
-    }
+    const auto read = [&](int b) ISTHMUS_INLINE_LAMBDA {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 32 + 32 * b));
+    };
+    const auto upper = [](auto l, __m256i qh) ISTHMUS_INLINE_LAMBDA { return moved<8 - 3 * l>(qh, 0x700); };
+    read_tile_indexes<4>(tile + 288, read, upper, indexes);
   }
   template <int C, int P>
   static ISTHMUS_INLINE RowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {

@@ -51,13 +51,9 @@ struct Format<22> : NibbleScales {
 #elif defined(ISTHMUS_ROWS_OF_8)
   using Dots = Iq2Dots<2>;
   static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
-    for (int b = 0; b < 8; ++b) {
-      const __m256i qh = words_of(tile + 160 + 16 * b);
-      unroll<4>([&](auto l) ISTHMUS_INLINE_LAMBDA {
-        const int at = 16 * (4 * b + l);
-        put_indexes(tile + 800 + at, moved<8 - 2 * l>(qh, 0x300), indexes.of + at);
-      });
-    }
+    const auto read = [&](int b) ISTHMUS_INLINE_LAMBDA { return words_of(tile + 160 + 16 * b); };
+    const auto upper = [](auto l, __m256i qh) ISTHMUS_INLINE_LAMBDA { return moved<8 - 2 * l>(qh, 0x300); };
+    read_tile_indexes<4>(tile + 800, read, upper, indexes);
   }
   template <int C, int P>
   static ISTHMUS_INLINE SignedRowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {

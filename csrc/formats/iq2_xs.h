@@ -52,15 +52,12 @@ struct Format<17> : NibbleScales {
 #elif defined(ISTHMUS_ROWS_OF_8)
   using Dots = Iq2Dots<2>;
   static ISTHMUS_INLINE void read_indexes(const uint8_t* tile, TileIndexes& indexes) {
-    for (int b = 0; b < 8; ++b) {
-      const u8v signs = load_u8(tile + 160 + 64 * b);
-      unroll<4>([&](auto l) ISTHMUS_INLINE_LAMBDA {
-        const u8v ninth = bit_and(shift_right<8 * l + 7>(signs), as_u8(set1_i32(1)));
-        const __m256i upper = _mm256_slli_epi16(_mm256_packus_epi32(ninth.lo, ninth.hi), 8);
-        const int at = 16 * (4 * b + l);
-        put_indexes(tile + 672 + at, _mm256_permute4x64_epi64(upper, 0xd8), indexes.of + at);
-      });
-    }
+    const auto read = [&](int b) ISTHMUS_INLINE_LAMBDA { return load_u8(tile + 160 + 64 * b); };
+    const auto upper = [](auto l, u8v signs) ISTHMUS_INLINE_LAMBDA {
+      const u8v ninth = bit_and(shift_right<8 * l + 7>(signs), as_u8(set1_i32(1)));
+      return _mm256_permute4x64_epi64(_mm256_slli_epi16(_mm256_packus_epi32(ninth.lo, ninth.hi), 8), 0xd8);
+    };
+    read_tile_indexes<4>(tile + 672, read, upper, indexes);
   }
   template <int C, int P>
   static ISTHMUS_INLINE SignedRowsOf8 rows_of_8(const uint8_t* tile, int part, const TileIndexes& indexes) {
