@@ -400,6 +400,38 @@ def test_a_cache_that_shrinks_between_steps_ends_the_step_and_not_the_process(mo
         assert f"{cache_path(model)}: input/output error" in line
 
 
+def test_a_cache_that_is_written_to_between_steps_ends_the_steps(model: Path) -> None:
+    """In place and to the same size: no page is lost, and the answers would be other ones."""
+    engine = Engine(model, CACHED)
+    assert answer(engine) == "defg"
+    with open(cache_path(model), "r+b") as file:
+        file.seek(4096 + 1000)
+        file.write(b"x")
+    for prompt in ("abc", "b"):
+        said = answer(engine, prompt)
+        assert f"{cache_path(model)}: input/output error: the file was written to" in said
+        assert "load the model again" in said
+    assert answer(Engine(model)) == "defg"
+
+
+def test_a_cache_that_is_made_again_or_removed_under_an_engine_does_it_no_harm(model: Path) -> None:
+    """Its file has lost its name, not a byte."""
+    engine = Engine(model, CACHED)
+    with closing(open_weights(model)) as source:
+        make_cache(source)
+    assert answer(engine) == "defg"
+    cache_path(model).unlink()
+    assert answer(engine) == "defg"
+
+
+def test_on_several_nodes_a_cache_that_is_written_to_is_no_longer_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(model, RunOptions(packed_cache=True, fake_numa=2, threads=2))
+    os.utime(cache_path(model))
+    assert answer(engine) == "defg"
+
+
 LOADING = """
 import os, sys
 from pathlib import Path

@@ -89,6 +89,8 @@ class Engine(StepLoop):
                 stand_ins=stand_ins,
                 graphs=graphs,
             )
+        if cache is not None:
+            cache.check()  # a step does, of what it reads in place
         # From here on the native pool is the only one with threads: two pools would fight for the cores.
         torch.set_num_threads(1)
         self.plan = plan = loaded.plan
@@ -126,7 +128,7 @@ class Engine(StepLoop):
             runner = CopyingRunner(runner, self._tiers.blocks, BLOCK_TOKENS)
         if loaded.caches:
             runner = LearningRunner(runner, loaded.caches)
-        if cache is not None:
+        if cache is not None and mapped:
             runner = _OverMappedWeights(runner, cache)
         super().__init__(
             runner, scheduler, self.info.vocab_size, grammars, speculate=options.speculate == "ngram"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import stat
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -49,8 +50,11 @@ class PackedCache:
             self._index = read_index(fd, path)
             self._check_source(source)
             self._file = ops.MappedFile(fd, status.st_size)
-        finally:
+        except BaseException:
             os.close(fd)
+            raise
+        self._fd, self._written_ns = fd, status.st_mtime_ns
+        weakref.finalize(self, os.close, fd)
         stamp = _Stamp(path, status)
         if not stamp.holds():
             self._verify(progress)
@@ -73,11 +77,21 @@ class PackedCache:
         return packed
 
     def check(self) -> None:
-        """ModelFileError if the file lost pages while it was mapped: what was computed since is not true."""
+        """ModelFileError if the file lost pages or was written to since it was opened: what was computed from
+        it is not true.
+
+        Of its times only that of writing counts: another cache in its place, or a link to it, changes the
+        other one and no byte. A microsecond by an open file, for which names may go.
+        """
         if self._file.lost:
             raise ModelFileError(
                 f"{self.path}: input/output error: the file became shorter or unreadable while it was in "
                 "use; load the model again"
+            )
+        if os.fstat(self._fd).st_mtime_ns != self._written_ns:
+            raise ModelFileError(
+                f"{self.path}: input/output error: the file was written to while it was in use; load the "
+                "model again: that checks the packed cache, and makes it again if it is damaged"
             )
 
     def _check_source(self, source: list[FileIdentity]) -> None:
