@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from isthmus.engine import packed_cache
 from isthmus.engine.engine import Engine
 from isthmus.engine.packed_cache import make_cache, open_cache, verify_cache
 from isthmus.engine.request import Request, SamplingParams
-from isthmus.errors import ModelFileError, UsageError
+from isthmus.errors import ModelFileError, NotEnoughMemoryError, UsageError
 from isthmus.models.base import load_model
+from isthmus.placement.machine import Machine
 from isthmus.weights.packed_path import cache_path
 from isthmus.weights.source import open_weights
 from models import tiny
@@ -430,6 +432,18 @@ def test_on_several_nodes_a_cache_that_is_written_to_is_no_longer_read(
     engine = Engine(model, RunOptions(packed_cache=True, fake_numa=2, threads=2))
     os.utime(cache_path(model))
     assert answer(engine) == "defg"
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(2, "and one NUMA node"), (1, "GiB more")])
+def test_who_lacks_memory_is_not_told_to_pack_what_is_packed(
+    model: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, said: str
+) -> None:
+    """One node maps the cache already; two would copy it."""
+    Engine(model, CACHED).close()
+    full = replace(Machine.detect(), available_bytes=1)
+    monkeypatch.setattr(Machine, "detect", lambda: full)
+    with pytest.raises(NotEnoughMemoryError, match=said):
+        Engine(model, RunOptions(fake_numa=nodes, threads=2))
 
 
 LOADING = """

@@ -185,6 +185,24 @@ def test_mapped_weights_need_no_memory_but_their_vectors_do() -> None:
         plan(small, source(*MODEL, huge), RunOptions())
 
 
+@pytest.mark.parametrize(
+    ("nodes", "fake", "said"),
+    [
+        (0, None, r"or `isthmus pack` to run it from disk"),
+        (1, None, r"or `isthmus pack` to run it from disk"),
+        (2, None, r"or `isthmus pack` and one NUMA node \(numactl --cpunodebind=0\) to run it from disk"),
+        (2, 2, r"or `isthmus pack` and one NUMA node \(no ISTHMUS_FAKE_NUMA\) to run it from disk"),
+    ],
+)
+def test_several_nodes_copy_a_cache_so_it_helps_with_one_of_them(
+    nodes: int, fake: int | None, said: str
+) -> None:
+    huge = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(600 * GIB))  # type: ignore[arg-type]
+    small = Machine(cores=2, total_bytes=24 * GIB, available_bytes=22 * GIB, nodes=nodes)
+    with pytest.raises(NotEnoughMemoryError, match=said):
+        plan(small, source(*MODEL, huge), RunOptions(fake_numa=fake))
+
+
 def test_mapped_weights_that_leave_no_room_for_a_step_are_not_sent_to_the_disk_again() -> None:
     huge = replace(MODEL[0], name="blk.0.ffn_down.weight", data=Sized(600 * GIB))  # type: ignore[arg-type]
     made = plan(LARGE, source(*MODEL, huge), RunOptions(), mapped=True)

@@ -77,7 +77,8 @@ class Engine(StepLoop):
             choice = _use_threads(options, file_bytes)
             cache = open_cache(source, options, progress)
             # On several nodes the cache is copied into the memory of each (design 4.5).
-            mapped = cache is not None and native.num_nodes() == 1
+            machine = replace(machine, nodes=native.num_nodes())
+            mapped = cache is not None and machine.nodes == 1
             plan_for = partial(executable_plan, machine, source, mapped=mapped, stand_ins=stand_ins)
             loaded = load(
                 plan_for(options),

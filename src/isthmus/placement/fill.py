@@ -211,7 +211,7 @@ def _host_refusal(job: Job, experts: int, scratch: int) -> NotEnoughMemoryError:
     return NotEnoughMemoryError(
         f"not enough memory for strategy {job.strategy}: {need / GIB:.1f} GiB of RAM are needed (experts "
         f"{experts / GIB:.1f}, working memory {scratch / GIB:.1f}), {job.ram_bytes / GIB:.1f} GiB are "
-        f"available; try {', '.join(remedies)}, or `isthmus pack` to run the experts from disk as far as "
+        f"available; try {', '.join(remedies)}, or {job.to_disk} to run the experts from disk as far as "
         "memory goes",
         need_bytes=need,
         have_bytes=job.ram_bytes,

@@ -32,6 +32,7 @@ class Job:
     decode_bytes: int = 0  # of each GPU, for attention's states
     captured_bytes: int = 0  # likewise, for captured decode steps
     mapped_bytes: int = 0  # of all matrices if they are pages of a packed cache, which need no memory
+    to_disk: str = "`isthmus pack`"  # what runs a model from disk as far as memory goes, for who lacks memory
     profile: Profile | None = None
     cache_bytes: int = 0  # of each device, for experts that come and go
     below_bytes: int = 0  # of the host, for blocks of the cache on their way to tiers below it, or kept there

@@ -146,6 +146,7 @@ def plan(
         chunk_tokens=options.chunk_tokens,
         decode_bytes=decode_bytes(metadata),
         captured_bytes=captured_bytes(metadata, options, wanted),
+        to_disk=_to_disk(machine, options),
         profile=profile,
         cache_bytes=options.expert_cache or 0,
         overlap=options.overlap,
@@ -231,6 +232,14 @@ def _below_bytes(options: RunOptions, *, on_gpu: bool) -> int:
     """Host memory of the tiers below the cache."""
     kept = options.kv_ram or 0 if on_gpu else 0
     return kept + (KV_DISK_QUEUE_BYTES if options.kv_disk is not None else 0)
+
+
+def _to_disk(machine: Machine, options: RunOptions) -> str:
+    """Several nodes copy a packed cache into their memory; one reads it in place."""
+    if machine.nodes <= 1:
+        return "`isthmus pack`"
+    how = "no ISTHMUS_FAKE_NUMA" if options.fake_numa is not None else "numactl --cpunodebind=0"
+    return f"`isthmus pack` and one NUMA node ({how})"
 
 
 def _not_below_ram(job: Job, options: RunOptions) -> tuple[str, ...]:

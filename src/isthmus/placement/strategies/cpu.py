@@ -43,7 +43,7 @@ def place(job: Job) -> Placement:
 
 def _refusal(job: Job, own: int, kv_bytes: int, scratch: int) -> NotEnoughMemoryError:
     need = own + kv_bytes + scratch
-    remedy = "a smaller model or quantisation, or `isthmus pack` to run it from disk as far as memory goes"
+    remedy = f"a smaller model or quantisation, or {job.to_disk} to run it from disk as far as memory goes"
     if own + scratch < job.ram_bytes:
         remedy = "a shorter context (--ctx)"
     elif job.mapped_bytes:  # it is on the disk already
