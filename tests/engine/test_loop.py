@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isthmus.engine.request import Output, Request, SamplingParams
 from isthmus.engine.scheduler import SequenceSlice
-from isthmus.errors import ContextLengthError, UsageError
+from isthmus.errors import ContextLengthError, ModelFileError, UsageError
 
 from .counting import GREEDY, VOCAB, Counting, greedy, loop, run
 
@@ -112,6 +112,35 @@ def test_a_failing_step_ends_its_requests_and_no_other() -> None:
     assert events[0].finish_reason == "error"
     assert events[0].error == "the step failed: RuntimeError: tile 7 is broken"
     assert [event.token for event in events[1:]] == [3, 4]
+
+
+BROKEN, LOST = RuntimeError("tile 7 is broken\nat row 3"), ModelFileError("model.packed: input/output error")
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "traces"),
+    [
+        (BROKEN, "WARNING", False),
+        (BROKEN, "INFO", True),
+        (LOST, "INFO", False),
+        (LOST, "DEBUG", True),
+    ],
+)
+def test_a_failing_step_is_one_line_of_the_log_unless_it_takes_more(
+    error: Exception, level: str, traces: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(part: SequenceSlice, rows: Tensor) -> None:
+        raise error
+
+    engine = loop(Counting(fail))
+    engine.add(Request("a", [1, 2], GREEDY))
+    with caplog.at_level(level, "isthmus.engine.loop"):
+        events = run(engine)
+    assert events[0].error == f"the step failed: {type(error).__name__}: {error}"
+    (record,) = caplog.records
+    first_line = str(error).splitlines()[0]
+    assert record.getMessage() == f"a step of 2 rows failed: {type(error).__name__}: {first_line}"
+    assert bool(record.exc_info) == traces
 
 
 def test_logits_that_are_not_finite_end_one_request_of_a_batch() -> None:

@@ -1,10 +1,12 @@
 """The engine as a process: loading, death, the one restart, and what the server says meanwhile."""
 
 import fcntl
+import logging
 import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from harness import RawStream, Server, chat_body, say, serving, wait_for
 
 from isthmus import errors
 from isthmus.config import RunOptions
-from isthmus.engine import wire
+from isthmus.engine import wire, worker
 from isthmus.engine.request import (
     EngineStats,
     Grammar,
@@ -217,3 +219,15 @@ def test_errors_keep_their_kind_text_and_numbers(error: Exception, kind: type) -
 def test_frame_beyond_the_limit_is_refused() -> None:
     with pytest.raises(errors.EngineError, match="exceeds"):
         wire.payload_bytes((wire.MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+
+
+def test_tracebacks_of_failed_steps_are_for_the_servers_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At this level the step loop writes them."""
+    log = logging.getLogger("isthmus.engine.loop")
+    levels: list[int] = []
+    monkeypatch.setattr(log, "setLevel", levels.append)
+    monkeypatch.setattr(worker, "run", lambda sock: sock.detach())
+    with socket.socket() as ours:
+        monkeypatch.setattr(sys, "argv", ["worker", str(ours.fileno())])
+        assert worker.main() == ours.fileno()
+    assert levels == [logging.INFO]

@@ -80,3 +80,6 @@ def test_one_that_is_written_to_while_it_serves_ends_requests_by_name(model: Pat
             refused = ask(url)
             assert refused.status_code == 500
             assert f"{cache_path(model)}: input/output error" in refused.json()["error"]["message"]
+    logged = [line for line in running.said.splitlines() if " rows failed: ModelFileError: " in line]
+    assert len(logged) == 2
+    assert "Traceback" not in running.said

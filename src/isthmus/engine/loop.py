@@ -155,7 +155,7 @@ class StepLoop:
                 job.mask = self._compiler.begin(job.compiling.result())
             except Exception as error:
                 if not isinstance(error, IsthmusError):
-                    log.exception("a grammar could not be compiled")
+                    _log_fault("a grammar could not be compiled", error)
                 self._events.append(self._finish(job, "error", error=f"the grammar: {error}"))
                 continue
             job.compiling = None
@@ -326,9 +326,9 @@ class StepLoop:
         return events
 
     def _failed(self, parts: Iterable[SequenceSlice], error: Exception) -> list[Output]:
-        """Ends the requests that had rows in what failed. To be called while `error` is handled."""
+        """Ends the requests that had rows in what failed."""
         parts = list(parts)
-        log.exception("a step of %d rows failed", sum(part.num_rows for part in parts))
+        _log_fault(f"a step of {sum(part.num_rows for part in parts)} rows failed", error)
         message = f"the step failed: {type(error).__name__}: {error}"
         return [self._finish(self._job(part), "error", error=message, distrusts=True) for part in parts]
 
@@ -362,6 +362,17 @@ _TOTALS = (
     "accepted_tokens",
     "steps",
 )
+
+
+def _log_fault(what: str, error: Exception) -> None:
+    """One line: who asked gets the whole message.
+
+    The traceback follows where the log takes more than warnings; that of an error that says what to do, where
+    it takes all.
+    """
+    is_wanted = log.isEnabledFor(logging.DEBUG if isinstance(error, IsthmusError) else logging.INFO)
+    line = str(error).partition("\n")[0]
+    log.error("%s: %s: %s", what, type(error).__name__, line, exc_info=error if is_wanted else None)
 
 
 def _is_finite(logits: Tensor) -> bool:

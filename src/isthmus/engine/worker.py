@@ -8,6 +8,7 @@ engine sleeps in select. When the other end closes, the process ends.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import sys
 import time
@@ -121,6 +122,8 @@ class _Reporter:
 
 
 def main() -> int:
+    # The server's log is where a fault of ours is looked for.
+    logging.getLogger("isthmus.engine.loop").setLevel(logging.INFO)
     return run(socket.socket(fileno=int(sys.argv[1])))
 
 
