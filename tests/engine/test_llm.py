@@ -21,7 +21,7 @@ from isthmus.engine.answer import Completion, Delta
 from isthmus.engine.loop import StepLoop
 from isthmus.engine.scheduler import Scheduler, StepPlan
 from isthmus.engine.turns import Turns
-from isthmus.errors import ContextLengthError, UsageError
+from isthmus.errors import ContextLengthError, ModelFileError, UsageError
 from isthmus.tokenizer import Tokenizer
 from isthmus.weights.source import open_weights
 
@@ -202,6 +202,25 @@ def test_a_completion_has_log_probabilities_if_asked_and_says_what_was_cached(ll
 def test_an_unknown_option_is_refused_before_the_model_is_looked_for() -> None:
     with pytest.raises(UsageError, match="unknown option 'contxt'; the options are context_tokens, threads"):
         LLM("/nowhere.gguf", contxt=5)
+
+
+@pytest.mark.parametrize(
+    ("whole", "broken", "said"),
+    [
+        ("gpt2", "gpt9", "tokenizer.ggml.model is 'gpt9'"),
+        ("Ġ t", "Ġ ~", r"tokenizer.ggml.merges\[0\] is 'Ġ ~', but 'Ġ~' is not among the 260 tokens"),
+    ],
+)
+def test_a_broken_vocabulary_is_said_before_a_tensor_is_touched(
+    alphabet_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: str, broken: str, said: str
+) -> None:
+    data = alphabet_model.read_bytes()
+    assert data.count(whole.encode()) == 1
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data.replace(whole.encode(), broken.encode()))
+    monkeypatch.setattr("isthmus.weights.gguf._File.tensor", lambda *_: pytest.fail("a tensor was touched"))
+    with pytest.raises(ModelFileError, match=said):
+        LLM(path)
 
 
 def test_threads_share_a_model_and_their_prompts_are_computed_together(alphabet_model: Path) -> None:
