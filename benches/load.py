@@ -4,10 +4,12 @@ python benches/load.py MODEL        one JSON line per question; the model's file
 python benches/load.py --formats [NAME ...]     packing beside the copy, one line for each weight format
 
 pack          every matrix packed and copied in turn; share = the copy's time over the packing's
-start         from `import torch` to the first token, part by part: by packing, and from a packed cache (made
-              here in a temporary folder and deleted again)
+start         from `import torch` to the first token, part by part: by packing, the weights in `weights_s`
+              beside the plain copy; and from a packed cache (made here in a temporary folder and deleted
+              again), what `weights_s` and `prefill_s` map of it beside plain reading
 formats       ROUNDS times in turn, experts of one shape from a file of their own; shares are medians
-memory        peak resident memory of loading and answering, without the pages mapped from files (design 3.4)
+memory        peak resident memory of loading and answering, without the pages mapped from files (design 3.4),
+              and its share of the weights' bytes: packed 1 and what else the process takes, mapped that alone
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -27,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from common import report, setting
+from common import LIMIT_SLICE_S, Limit, read_limit, report, setting
 from isthmus.formats.spec import by_name
 from isthmus.modules.loader import pack
 from isthmus.native import ops
@@ -45,7 +48,9 @@ FORMAT_SHAPE = (768, 2048)  # rows and columns of an expert: qwen3-30b-a3b's gat
 ROUNDS = 9
 
 FIRST_TOKEN = """
-import json, sys, time
+import json, re, sys, time
+def mapped_bytes():
+    return int(re.search("RssFile:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
 marks = [("", time.perf_counter())]
 def mark(name): marks.append((name, time.perf_counter()))
 import torch
@@ -61,12 +66,14 @@ path = Path(sys.argv[1])
 source = open_weights(path)
 mark("header_s")
 tokenizer = Tokenizer.from_gguf(source.metadata)
+before = mapped_bytes()
 mark("tokenizer_s")
 engine = Engine(path, source=source)
 mark("weights_s")
 LLM.from_parts(engine, tokenizer).generate("Hello there, who are you?", SamplingParams(max_tokens=1))
 mark("prefill_s")
-print(json.dumps({name: end - start for (_, start), (name, end) in zip(marks, marks[1:])}))
+parts = {name: end - start for (_, start), (name, end) in zip(marks, marks[1:])}
+print(json.dumps([parts, mapped_bytes() - before]))
 """
 
 
@@ -74,11 +81,7 @@ def packing(source: WeightSource) -> dict[str, Any]:
     """Pack and copy take turns in going first; both find the pages in the page cache, not in the process."""
     pack_s = copy_s = total = 0.0
     works = [packing_seconds, lambda raw: ops.copy_seconds(raw.data)]
-    for index, raw in enumerate(source.tensors.values()):
-        if len(raw.shape) < 2 or raw.nbytes < SMALLEST_BYTES or total > PACKED_BYTES:
-            continue
-        if not raw.format.runnable:
-            continue
+    for index, raw in enumerate(matrices(source)):
         ops.copy_seconds(raw.data)  # from the disk, if need be
         seconds = [0.0, 0.0]
         for which in (0, 1) if index % 2 else (1, 0):
@@ -91,6 +94,25 @@ def packing(source: WeightSource) -> dict[str, Any]:
         "copy_gb_s": round(total / copy_s / 1e9, 2),
         "copy_share": round(copy_s / pack_s, 3),
     }
+
+
+def matrices(source: WeightSource) -> Iterator[RawTensor]:
+    total = 0
+    for raw in source.tensors.values():
+        if len(raw.shape) < 2 or raw.nbytes < SMALLEST_BYTES or total > PACKED_BYTES:
+            continue
+        if raw.format.runnable:
+            total += raw.nbytes
+            yield raw
+
+
+def copy_rate(source: WeightSource) -> float:
+    """GB/s of the plain copy alone, of pages that are new in the process."""
+    seconds = total = 0.0
+    for raw in matrices(source):
+        source.release(raw.name)
+        seconds, total = seconds + ops.copy_seconds(raw.data), total + raw.nbytes
+    return total / seconds / 1e9
 
 
 def packing_seconds(raw: RawTensor) -> float:
@@ -127,17 +149,29 @@ def format_packing(name: str) -> dict[str, Any]:
     }
 
 
-def start(path: Path, environment: dict[str, str]) -> dict[str, float]:
-    """The parts of the fastest of some starts, in seconds; `after_torch_s` is their sum without torch."""
+def start(path: Path, environment: dict[str, str], limit: Limit, packed_bytes: int = 0) -> dict[str, Any]:
+    """The parts of the fastest of some starts, in seconds; `after_torch_s` is their sum without torch.
+
+    packed_bytes: of the weights, 0: they are mapped. Each start stands behind a slice of its limit.
+    """
     runs = []
     for _ in range(STARTS):
+        rate = limit.rate(LIMIT_SLICE_S)
         command = [sys.executable, "-c", FIRST_TOKEN, str(path)]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-        parts = json.loads(done.stdout)
+        parts, mapped_bytes = json.loads(done.stdout)
         parts["after_torch_s"] = sum(parts.values()) - parts["import_torch_s"]
-        runs.append(parts)
-    best = min(runs, key=lambda parts: parts["after_torch_s"])
-    return {name: round(seconds, 3) for name, seconds in best.items()}
+        runs.append((parts, mapped_bytes, rate))
+    parts, mapped_bytes, rate = min(runs, key=lambda run: run[0]["after_torch_s"])
+    if packed_bytes:
+        gb_s = packed_bytes / parts["weights_s"] / 1e9
+    else:
+        gb_s = mapped_bytes / (parts["weights_s"] + parts["prefill_s"]) / 1e9
+    return {name: round(seconds, 3) for name, seconds in parts.items()} | {
+        "gb_s": round(gb_s, 2),
+        f"{limit.name}_limit_gb_s": round(rate, 2),
+        f"{limit.name}_share": round(gb_s / rate, 3),
+    }
 
 
 def own_bytes(pid: int) -> int:
@@ -149,14 +183,18 @@ def own_bytes(pid: int) -> int:
     return sum(int(kib) << 10 for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE))
 
 
-def memory(path: Path, environment: dict[str, str]) -> dict[str, Any]:
+def memory(path: Path, environment: dict[str, str], weights: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "isthmus", "run", str(path), "Hello there", "--raw", "--max-tokens", "8"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     peak = 0
     while process.poll() is None:
         peak = max(peak, own_bytes(process.pid))
         time.sleep(SAMPLE_S)
-    return {"exit_code": process.returncode, "peak_rss_gib": round(peak / GIB, 2)}
+    return {
+        "exit_code": process.returncode,
+        "peak_rss_gib": round(peak / GIB, 2),
+        "weights_share": round(peak / weights, 3),
+    }
 
 
 def main() -> None:
@@ -170,11 +208,15 @@ def main() -> None:
         facts = {"model": path.stem, "weights_gib": round(weights / GIB, 2), **setting()}
         report(bench="load", case="pack", **facts, **packing(source))
         environment = os.environ | {"ISTHMUS_CACHE": folder}
-        report(bench="load", case="start", weights="packed", **facts, **start(path, environment))
-        report(bench="load", case="memory", weights="packed", **facts, **memory(path, environment))
-        subprocess.run([sys.executable, "-m", "isthmus", "pack", str(path)], env=environment, check=True)
-        report(bench="load", case="start", weights="mapped", **facts, **start(path, environment))
-        report(bench="load", case="memory", weights="mapped", **facts, **memory(path, environment))
+        copy = Limit("copy", "gb_s", lambda _: copy_rate(source))
+        facts["weights"] = "packed"
+        report(bench="load", case="start", **facts, **start(path, environment, copy, weights))
+        report(bench="load", case="memory", **facts, **memory(path, environment, weights))
+        pack_it = [sys.executable, "-m", "isthmus", "pack", str(path)]
+        subprocess.run(pack_it, env=environment, stdout=subprocess.DEVNULL, check=True)
+        facts["weights"] = "mapped"
+        report(bench="load", case="start", **facts, **start(path, environment, read_limit()))
+        report(bench="load", case="memory", **facts, **memory(path, environment, weights))
 
 
 if __name__ == "__main__":

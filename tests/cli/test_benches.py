@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -57,3 +58,27 @@ def test_instruction_set_and_threads_of_the_environment_count_without_a_model() 
         [sys.executable, "-c", program], cwd=BENCHES, env=environment, capture_output=True, text=True
     )
     assert done.stdout.split() == ["scalar", "3"], done.stderr
+
+
+LOAD = """
+import json, os, sys
+from pathlib import Path
+import load
+load.STARTS = 1
+limit = load.Limit("copy", "gb_s", lambda seconds: 0.5)
+model, environment = Path(sys.argv[1]), dict(os.environ, ISTHMUS_CACHE=sys.argv[2])
+print(json.dumps([load.start(model, environment, limit, 10**9), load.start(model, environment, limit)]))
+"""
+
+
+def test_starts_stand_beside_their_limit(alphabet_model: Path, tmp_path: Path) -> None:
+    """As if it packed 1 GB, against a limit of 0.5 GB/s; then what it mapped of files, which is far less."""
+    command = [sys.executable, "-c", LOAD, alphabet_model, tmp_path]
+    done = subprocess.run(command, cwd=BENCHES, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    packed, mapped = json.loads(done.stdout)
+    assert packed["gb_s"] == pytest.approx(1 / packed["weights_s"], rel=0.02)
+    for line in (packed, mapped):
+        assert line["copy_limit_gb_s"] == 0.5
+        assert line["copy_share"] == pytest.approx(line["gb_s"] / 0.5, abs=0.011)
+    assert mapped["gb_s"] < packed["gb_s"]
