@@ -9,6 +9,7 @@ in silence. No torch here: the command line and the HTTP process import this.
     ISTHMUS_FAKE_NUMA  pretended NUMA nodes, for testing: the code of many nodes on a machine of one
     ISTHMUS_DEVICE   where a model runs: cpu, cuda, cuda:0, cuda:0,1
     ISTHMUS_CACHE    folder for files that Isthmus makes itself (the demo model, packed caches)
+    ISTHMUS_HISTORY  lines typed in chats that are kept there for arrow-up; 0 keeps none
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ DEFAULT_CHUNK_TOKENS = 512
 # Requests computed together by `serve` and `LLM`. Dense weights and the interpreter are paid for once a step
 # however many there are, experts by each; the cache is asked to hold so many contexts.
 DEFAULT_PARALLEL = 8
+
+# Lines typed in chats, for the next one: as many as bash keeps.
+DEFAULT_HISTORY_LINES, MAX_HISTORY_LINES = 500, 100_000
 
 # Copies of the cache's blocks that wait to be written to --kv-disk: 40 blocks of 48 layers with 4 heads of
 # 128, which take seconds at the least to be computed.
@@ -215,6 +219,12 @@ class RunOptions:
         )
 
 
+def history_lines(environ: Mapping[str, str] | None = None) -> int:
+    """ISTHMUS_HISTORY: how many of the lines typed in chats are kept."""
+    lines = _count(os.environ if environ is None else environ, "ISTHMUS_HISTORY", MAX_HISTORY_LINES, least=0)
+    return DEFAULT_HISTORY_LINES if lines is None else lines
+
+
 def environment() -> Mapping[str, str]:
     """The process's, for who only says what is in it (`isthmus doctor`)."""
     return os.environ
@@ -299,12 +309,12 @@ def _device(environ: Mapping[str, str]) -> str | None:
     return value or None
 
 
-def _count(environ: Mapping[str, str], name: str, most: int) -> int | None:
-    """A number from 1 to `most`; None where the variable is not set, or empty."""
+def _count(environ: Mapping[str, str], name: str, most: int, least: int = 1) -> int | None:
+    """A number from `least` to `most`; None where the variable is not set, or empty."""
     value = environ.get(name, "")
     if not value:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 6):
-        raise UsageError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
-    check_int(name, int(value), 1, most)
+        raise UsageError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
+    check_int(name, int(value), least, most)
     return int(value)

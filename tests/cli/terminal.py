@@ -20,7 +20,8 @@ TIMEOUT_S = 240.0  # a hang, not a measure
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return os.environ | {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"} | changes
+    quiet = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "ISTHMUS_HISTORY": "0"}
+    return os.environ | quiet | changes
 
 
 def isthmus(

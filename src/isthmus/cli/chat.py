@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isthmus.cli import options
+from isthmus.cli.history import with_line_editing
 from isthmus.cli.interrupt import Interrupt
 from isthmus.cli.run import Answers, closing_line, find_answers
+from isthmus.config import history_lines
 from isthmus.engine.request import SamplingParams
 from isthmus.errors import IsthmusError, UsageError
 
@@ -25,6 +26,7 @@ HELP = """\
 /set [NAME VALUE]    set a sampling parameter, e.g. /set temperature 0.2; without them show all
 /stats               speed of the last answer and how full the context is
 /bye                 leave (so do /exit, /quit and Ctrl-D); Ctrl-C stops an answer
+arrow-up             what was typed before, in former chats too (ISTHMUS_HISTORY=0 keeps nothing)
 \"\"\"                  begins and ends a message of several lines, which may begin with a slash"""
 _LEAVE = ("/bye", "/exit", "/quit")
 
@@ -59,24 +61,24 @@ def chat(
     """Chat with MODEL, or with the model of a running server (--url)."""
     options.configure_logging(debug)
     system = options.utf8(system, "--system") if system is not None else None
-    Chat(find_answers(model, url, api_key, run_options), params, system).run()
+    kept_lines = history_lines()
+    Chat(find_answers(model, url, api_key, run_options), params, system, kept_lines).run()
 
 
 class Chat:
     """The loop and what it remembers."""
 
-    def __init__(self, llm: Answers, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, llm: Answers, params: SamplingParams, system: str | None, kept_lines: int) -> None:
+        """kept_lines: how many of what is typed are there again in the next chat."""
         self.llm = llm
         self.params = params
         self.system = system
         self.messages: list[dict[str, str]] = []  # without the system message
         self.last: Completion | None = None
+        self._keep = with_line_editing(kept_lines)
 
     def run(self) -> None:
         """Until /bye or the end of input."""
-        with suppress(ImportError):  # gives input() its line editing and history; not every Python has it
-            import readline  # noqa: F401
-
         print("/help shows the commands, Ctrl-D leaves")
         while True:
             try:
@@ -142,13 +144,18 @@ class Chat:
 
     def _read(self) -> tuple[str, bool]:
         """A message, or a command: a line that begins with a slash."""
-        line = input(">>> ")
+        line = self._typed(">>> ")
         if not line.startswith('"""'):
             return (line.strip(), True) if line.startswith("/") else (line, False)
         lines = [line[3:]]
         while not lines[-1].endswith('"""'):
-            lines.append(input("... "))
+            lines.append(self._typed("... "))
         return "\n".join(lines)[:-3], False
+
+    def _typed(self, prompt: str) -> str:
+        line = input(prompt)
+        self._keep(line)
+        return line
 
     def _set(self, rest: str) -> str:
         words = rest.split()

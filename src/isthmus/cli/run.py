@@ -15,6 +15,7 @@ import typer
 
 from isthmus.cli import options
 from isthmus.cli.interrupt import Interrupt
+from isthmus.config import history_lines
 from isthmus.engine.request import SamplingParams
 from isthmus.errors import EngineError, UsageError
 
@@ -89,11 +90,12 @@ def run(
     if raw and system is not None:
         raise UsageError("--raw uses no chat template, so --system has no place; put it into PROMPT")
 
+    kept_lines = history_lines() if question is None else 0
     answers = find_answers(model, url, api_key, run_options)
     if question is None:
         from isthmus.cli.chat import Chat
 
-        Chat(answers, params, system).run()
+        Chat(answers, params, system, kept_lines).run()
     else:
         answer_once(answers, question, params, system=system, raw=raw)
 
