@@ -83,11 +83,11 @@ struct Step {
   // Of a tile of 32 columns when they are needed, behind its codes: before the first tile's, those of the
   // second would be a second stream for AMD's prefetchers (of reading, one thread: Q5_1 0.80, Q8_0 0.78).
   template <int Half>
-  ISTHMUS_INLINE typename F::Scales opened() const {
+  ISTHMUS_INLINE decltype(auto) opened() const {
     if constexpr (F::block_columns == 32) {
       return F::open(tile[Half]);
     } else {
-      return *scales;
+      return (*scales);
     }
   }
   // J = scale within the half

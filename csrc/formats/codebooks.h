@@ -14,4 +14,17 @@ inline constexpr uint8_t kNonlinearCodes[16] = {0,   23,  44,  62,  78,  92,  10
 constexpr int kFp4Zero = 12, kFp4Max = 24;
 inline constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
+// The code behind the low (kHigh 0) or high nibble of each byte. A byte permute looks at 6 bits of an index,
+// so what stands above a nibble need not be cleared.
+template <int kHigh>
+ISTHMUS_INLINE u8v nibble_codes(const uint8_t (&codes)[16], u8v v) {
+  const u8v nibble = shift_right<4 * kHigh>(v);
+#ifdef __AVX512VBMI__
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  return {_mm512_permutexvar_epi8(nibble.v, _mm512_broadcast_i32x4(table))};
+#else
+  return lookup(codes, bit_and(nibble, set1_u8(15)));
+#endif
+}
+
 }  // namespace isthmus::ISTHMUS_ISA

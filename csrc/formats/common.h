@@ -17,6 +17,7 @@
 //   struct InOrder          optional: reads a tile in the order of memory, `columns` at a time
 //     open(tile); codes<part>(tile, fn): fn(C, G, u) for each group of these, u of chunk C times 2^shift(C);
 //     zero, max_code; scale<J>(), divided by that, and addend<J>(), J within the tile
+//   permutes                optional: byte permutes and bit matrices make its codes in fewer operations
 //   exact_in_bf16           optional: the weights are bf16 numbers (drivers/pair_panel.h)
 // for Policy::F32 and Policy::Bf16:
 //   column<C>(tile)         column C of the tile as fp32, 16 rows
@@ -140,11 +141,26 @@ ISTHMUS_INLINE void keep_in_memory(uint8_t (&bytes)[N]) {
   __asm__("" : "+m"(bytes));
 }
 
-// Bit kBit of each byte moved to bit kTo, the other bits zero.
+// kCount bits of each byte from kBit on, moved to kTo and above, the other bits zero. By a bit matrix one
+// operation for two, on the units of the products.
+template <int kCount, int kBit, int kTo>
+ISTHMUS_INLINE u8v move_bits(u8v v) {
+#ifdef __GFNI__
+  if constexpr (kBit != kTo) {
+    constexpr auto kMatrix = [] {  // the inputs of bit i in byte 7 - i
+      uint64_t rows = 0;
+      for (int i = 0; i < kCount; ++i) rows |= uint64_t{1} << (kBit + i) << 8 * (7 - kTo - i);
+      return static_cast<long long>(rows);
+    }();
+    return {_mm512_gf2p8affine_epi64_epi8(v.v, _mm512_set1_epi64(kMatrix), 0)};
+  }
+#endif
+  return bit_and(shift_left<(kTo > kBit ? kTo - kBit : 0)>(shift_right<(kBit > kTo ? kBit - kTo : 0)>(v)),
+                 set1_u8(((1 << kCount) - 1) << kTo));
+}
 template <int kBit, int kTo>
 ISTHMUS_INLINE u8v move_bit(u8v v) {
-  return bit_and(shift_left<(kTo > kBit ? kTo - kBit : 0)>(shift_right<(kBit > kTo ? kBit - kTo : 0)>(v)),
-                 set1_u8(1 << kTo));
+  return move_bits<1, kBit, kTo>(v);
 }
 
 // Which bit of each byte of a bit lane (core/layout.h) belongs to columns 4 g .. 4 g + 3 of the 32.

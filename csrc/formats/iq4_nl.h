@@ -20,10 +20,11 @@ struct Format<20> : OneScale {
 
   static constexpr int zero = kNonlinearZero, max_code = kNonlinearMax, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
+  static constexpr bool permutes = true;
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
-    return lookup(kNonlinearCodes, nibbles<G / 4>(tile + 32 + 64 * (G % 4)));
+    return nibble_codes<G / 4>(kNonlinearCodes, load_u8(tile + 32 + 64 * (G % 4)));
   }
 };
 

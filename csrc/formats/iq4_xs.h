@@ -24,28 +24,64 @@ struct Format<23> {
 
   static constexpr int zero = kNonlinearZero, max_code = kNonlinearMax, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = false;
+  static constexpr bool permutes = true;
+
+  // Where the upper bits of b = 0, 2, 4, 6 stand in scales_h, each byte twice: bits 0 and 1, then 4 and 5.
+  struct Top {
+    uint8_t byte[64];
+  };
+  static constexpr Top kTop = [] {
+    Top top{};
+    for (int i = 0; i < 64; ++i) top.byte[i] = i / 16 % 2 == 0 ? 0x03 : 0x30;
+    return top;
+  }();
 
   struct Scales {
     f32v d;
-    const uint8_t* tile;
+    alignas(64) uint8_t even[64], odd[64];  // sc[b] - 32, signed, of b = 0, 2, 4, 6 and of 1, 3, 5, 7
   };
-  static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return {load_fp16(tile), tile}; }
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    Scales s;
+    s.d = load_fp16(tile);
+    const u8v low = load_u8(tile + 64), high = load_twice(tile + 32);
+    const auto put = [&](uint8_t (&to)[64], u8v nibble, u8v top) ISTHMUS_INLINE_LAMBDA {
+      const u8v two = bit_and(top, load_u8(kTop.byte)), upper = bit_or(two, shift_left<4>(two));
+      store_u8(to, sub_u8(bit_or(bit_and(nibble, set1_u8(15)), bit_and(upper, set1_u8(48))), set1_u8(32)));
+      keep_in_memory(to);
+    };
+    put(s.even, low, high);
+    put(s.odd, shift_right<4>(low), shift_right<2>(high));
+    return s;
+  }
   static ISTHMUS_INLINE f32v scale(const Scales& s, int b) {
-    const u8v low = shift_right_by(as_u8(widen_u8(s.tile + 64 + 16 * (b / 2))), 4 * (b % 2));
-    const u8v high = shift_right_by(as_u8(widen_u8(s.tile + 32 + 16 * (b / 4))), 2 * (b % 4));
-    const i32v top = shift_left<4>(bit_and(as_i32(high), set1_i32(3)));
-    const i32v sc = bit_or(bit_and(as_i32(low), set1_i32(15)), top);
-    return mul(s.d, to_f32(sub(sc, set1_i32(32))));
+    return mul(s.d, to_f32(widen_s8((b % 2 == 0 ? s.even : s.odd) + 16 * (b / 2))));
   }
 
-  template <int G>
-  static ISTHMUS_INLINE u8v indexes(const uint8_t* tile, int b) {
-    return nibbles<G / 4>(tile + 128 + 256 * b + 64 * (G % 4));
-  }
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int part) {
-    return lookup(kNonlinearCodes, indexes<G>(tile, 2 * part + C));
+    return nibble_codes<G / 4>(kNonlinearCodes, load_u8(tile + 128 + 512 * part + 256 * C + 64 * (G % 4)));
   }
+
+  // In the order of memory, every vector loaded once.
+  struct InOrder {
+    static constexpr int columns = part_columns, zero = Format::zero, max_code = Format::max_code;
+    static constexpr int shift(int) { return 0; }
+    Scales scales;
+
+    ISTHMUS_INLINE void open(const uint8_t* tile) { scales = Format::open(tile); }
+    template <int J>
+    ISTHMUS_INLINE f32v scale() const {
+      return Format::scale(scales, J);
+    }
+    template <int kPart, class Fn>
+    ISTHMUS_INLINE void codes(const uint8_t* tile, const Fn& fn) const {
+      unroll<8>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+        const u8v v = load_in_order(tile + 128 + 512 * kPart + 64 * i);
+        fn(Int<i / 4>{}, Int<i % 4>{}, nibble_codes<0>(kNonlinearCodes, v));
+        fn(Int<i / 4>{}, Int<i % 4 + 4>{}, nibble_codes<1>(kNonlinearCodes, v));
+      });
+    }
+  };
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

@@ -20,6 +20,7 @@ struct Format<39> {
 
   static constexpr int zero = kFp4Zero, max_code = kFp4Max, part_columns = 32, scale_columns = 32;
   static constexpr bool has_addend = false;
+  static constexpr bool permutes = true;
   static constexpr bool exact_in_bf16 = true;
 
   struct Scales {
@@ -36,7 +37,7 @@ struct Format<39> {
 
   template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
-    return lookup(kFp4Codes, nibbles<G / 4>(tile + 16 + 64 * (G % 4)));
+    return nibble_codes<G / 4>(kFp4Codes, load_u8(tile + 16 + 64 * (G % 4)));
   }
 };
 

@@ -26,6 +26,7 @@ struct Format<13> {
 
   static constexpr int zero = 0, max_code = 31, part_columns = 64, scale_columns = 32;
   static constexpr bool has_addend = true;
+  static constexpr bool permutes = true;
 
   using Scales = SixBitScales;
   static ISTHMUS_INLINE Scales open(const uint8_t* tile) { return SixBitScales::open(tile); }
@@ -37,6 +38,44 @@ struct Format<13> {
     const u8v high = shift_right_by(load_u8(tile + 256 + 64 * G), 2 * part);
     return bit_or(nibbles<C>(tile + 768 + 512 * part + 64 * G), move_bit<C, 4>(high));
   }
+
+  // In the order of memory, every vector loaded once. Where dots take all codes alike, those whose fifth bit
+  // stands at 5 or 7 are shifted to it, not it to them.
+  struct InOrder {
+    static constexpr int columns = kAnyCode ? 256 : 64, zero = Format::zero;
+    static constexpr int max_code = kAnyCode ? Format::max_code << 3 : Format::max_code;
+    static constexpr int shift(int chunk) { return kAnyCode && (chunk == 5 || chunk == 7) ? chunk - 4 : 0; }
+    SixBitScales scales;
+    u8v fifth[8];
+
+    ISTHMUS_INLINE void open(const uint8_t* tile) {
+      scales = Format::open(tile);
+      keep_in_memory(scales.sc);
+      keep_in_memory(scales.mn);
+      unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA { fifth[g] = load_in_order(tile + 256 + 64 * g); });
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v scale() const {
+      const f32v sc = to_f32(widen_u8(scales.sc + 16 * J));
+      return mul(shift(J) == 0 ? scales.d : mul(scales.d, set1(1.0f / (1 << shift(J)))), sc);
+    }
+    template <int J>
+    ISTHMUS_INLINE f32v addend() const {
+      return scales.addend(J);
+    }
+    template <int kPart, class Fn>
+    ISTHMUS_INLINE void codes(const uint8_t* tile, const Fn& fn) const {
+      constexpr int kVectors = columns / 64;
+      unroll<8 * kVectors>([&](auto i) ISTHMUS_INLINE_LAMBDA {
+        constexpr int g = i % 8, kLow = 2 * (kPart * kVectors + i / 8), kHigh = kLow + 1,
+                      kShift = shift(kHigh);
+        const u8v v = load_in_order(tile + 768 + 64 * (kPart * kVectors * 8 + i));
+        const u8v bit = move_bit<kHigh, 4 + kShift>(fifth[g]);
+        fn(Int<2 * (i / 8)>{}, Int<g>{}, and_or(v, set1_u8(15), move_bit<kLow, 4>(fifth[g])));
+        fn(Int<2 * (i / 8) + 1>{}, Int<g>{}, and_or(shift_right<4 - kShift>(v), set1_u8(15 << kShift), bit));
+      });
+    }
+  };
 };
 
 }  // namespace isthmus::ISTHMUS_ISA

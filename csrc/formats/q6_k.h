@@ -24,6 +24,7 @@ struct Format<14> {
 
   static constexpr int zero = 32, max_code = 63, part_columns = 128, scale_columns = 16;
   static constexpr bool has_addend = false;
+  static constexpr bool permutes = true;
 
   struct Scales {
     f32v d;
@@ -44,35 +45,40 @@ struct Format<14> {
     return bit_or(low, bit_and(moved, set1_u8(48)));
   }
 
-  // The same in the order of memory: first what stands before V, then V of a part.
+  // The same in the order of memory: first what stands before V, then V of a part. Where dots take all codes
+  // alike, those whose upper bits stand at 6 are shifted to them.
   struct InOrder {
-    static constexpr int columns = part_columns, zero = Format::zero, max_code = Format::max_code;
-    static constexpr int shift(int) { return 0; }
-    f32v d;
+    static constexpr int kLast = kAnyCode ? 2 : 0;  // what the last chunk's are shifted by
+    static constexpr int columns = part_columns, zero = Format::zero, max_code = Format::max_code << kLast;
+    static constexpr int shift(int chunk) { return chunk == 3 ? kLast : 0; }
+    f32v d[2];
     alignas(64) uint8_t s[256];
     u8v high[2][8];
 
     ISTHMUS_INLINE void open(const uint8_t* tile) {
-      d = load_fp16(tile);
+      d[0] = load_fp16(tile);
+      d[1] = mul(d[0], set1(1.0f / (1 << kLast)));
       unroll<4>([&](auto i)
                     ISTHMUS_INLINE_LAMBDA { store_u8(s + 64 * i, load_in_order(tile + 32 + 64 * i)); });
+      keep_in_memory(s);
       unroll<16>([&](auto i)
                      ISTHMUS_INLINE_LAMBDA { high[i / 8][i % 8] = load_in_order(tile + 288 + 64 * i); });
     }
     template <int J>
     ISTHMUS_INLINE f32v scale() const {
-      return Format::scale({d, s}, J);
+      return Format::scale({d[J % 8 / 6], s}, J);
     }
     template <int kPart, class Fn>
     ISTHMUS_INLINE void codes(const uint8_t* tile, const Fn& fn) const {
-      const u8v low4 = set1_u8(15), high2 = set1_u8(48);
+      const u8v low4 = set1_u8(15);
       unroll<2>([&](auto p) ISTHMUS_INLINE_LAMBDA {
         unroll<8>([&](auto g) ISTHMUS_INLINE_LAMBDA {
+          constexpr int kShift = shift(p + 2);
           const u8v v = load_in_order(tile + 1312 + 1024 * kPart + 512 * p + 64 * g);
           const u8v upper = high[kPart][g];
-          fn(p, g, bit_or(bit_and(v, low4), bit_and(shift_left<4 - 2 * p>(upper), high2)));
-          fn(Int<p + 2>{}, g,
-             bit_or(bit_and(shift_right<4>(v), low4), bit_and(shift_right<2 * p>(upper), high2)));
+          fn(p, g, and_or(v, low4, move_bits<2, 2 * p, 4>(upper)));
+          const u8v lower = bit_and(shift_right<4 - kShift>(v), set1_u8(15 << kShift));
+          fn(Int<p + 2>{}, g, and_or(shift_right<2 * p - kShift>(upper), set1_u8(48 << kShift), lower));
         });
       });
     }

@@ -43,6 +43,7 @@ struct Format<34> : OneScale {
 
   static constexpr int zero = 2, max_code = 3, part_columns = 256, scale_columns = 32;
   static constexpr bool has_addend = false;
+  static constexpr bool permutes = true;
 
   // Codes are digits + 1. (3 q) >> 8 without a byte product: 3/4 of q, rounded upwards twice from 189 more,
   // has it and one more in its upper two bits.
@@ -69,7 +70,6 @@ struct Format<34> : OneScale {
 #ifdef ISTHMUS_BYTE_PERMUTES
   // In the order of memory: the first digit is computed, the others are looked up, and all stay in place.
   struct InOrder {
-    static constexpr bool permutes = true;
     static constexpr int columns = 256, zero = Format::zero, max_code = 192;
     static constexpr int shift(int chunk) {
       constexpr int shifts[] = {6, 6, 0, 4, 2, 6, 0, 2};

@@ -1,5 +1,6 @@
-// AVX-512's products of the formats that look grid points up, by byte permutes instead of gathers, or digits;
-// of IQ1, whose 2048 points are too many for those, by loads of whole rows.
+// AVX-512's products where there are byte permutes and bit matrices: of the formats that look grid points up,
+// instead of gathers, and of those whose codes take fewer operations so; of IQ1, whose 2048 points are too
+// many, by loads of whole rows.
 #define ISTHMUS_ISA avx512_permutes
 #define ISTHMUS_BYTE_PERMUTES_LARGE
 #include "simd/avx512.h"
@@ -19,13 +20,14 @@ using namespace avx512_permutes;
 // points 5.5 cycles instead of 6.6, 512 gain little, more lose), and of the largest that is looked up so.
 constexpr int kSmall = 256, kLarge = 2048;
 
-// Formats whose codes are looked up where they are read in the order of memory.
+// Formats without a grid whose codes take fewer operations. A core that reads one stream is bound by those at
+// the best of its memory; another has not been measured.
 template <class F>
-constexpr bool kPermutesInOrder = requires { F::InOrder::permutes; };
+constexpr bool kPermutes = requires { F::permutes; };
 
 struct Permuted {
   template <class F>
-  static constexpr bool has = kLooksAhead<F> || kOwnDots<F> || kPermutesInOrder<F>;
+  static constexpr bool has = kLooksAhead<F> || kOwnDots<F> || kPermutes<F>;
 };
 
 template <int Id>
@@ -36,16 +38,16 @@ constexpr int points_of() {
   return 0;
 }
 template <int Id>
-constexpr bool permutes_in_order() {
-  if constexpr (KnownFormat<Id>) return kPermutesInOrder<Format<Id>>;
+constexpr bool permutes() {
+  if constexpr (KnownFormat<Id>) return kPermutes<Format<Id>>;
   return false;
 }
 template <int... Ids>
 bool pays(int format, std::integer_sequence<int, Ids...>) {
   static constexpr int points[] = {points_of<Ids>()...};
-  static constexpr bool in_order[] = {permutes_in_order<Ids>()...};
-  return in_order[format] ? reads_one_stream
-                          : points[format] > 0 && points[format] <= (gathers_slowly ? kLarge : kSmall);
+  static constexpr bool without_grid[] = {permutes<Ids>()...};
+  return without_grid[format] ? reads_one_stream
+                              : points[format] > 0 && points[format] <= (gathers_slowly ? kLarge : kSmall);
 }
 
 }  // namespace

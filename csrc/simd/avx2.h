@@ -34,6 +34,10 @@ ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
+ISTHMUS_INLINE u8v load_twice(const uint8_t* p) {
+  return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
+}
 ISTHMUS_INLINE u8v load_in_order(const uint8_t* p) {
   u8v v = load_u8(p);
   __asm__ volatile("" : "+x"(v.lo), "+x"(v.hi));

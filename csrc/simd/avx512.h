@@ -20,6 +20,10 @@ struct u8v {
 };
 
 ISTHMUS_INLINE u8v load_u8(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+ISTHMUS_INLINE u8v load_twice(const uint8_t* p) {
+  const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_shuffle_i32x4(v, v, 0x50)};
+}
 ISTHMUS_INLINE u8v load_in_order(const uint8_t* p) {
   __m512i v = _mm512_loadu_si512(p);
   __asm__ volatile("" : "+v"(v));

@@ -31,6 +31,12 @@ ISTHMUS_INLINE u8v load_u8(const uint8_t* p) {
   memcpy(&r.v, p, sizeof r.v);
   return r;
 }
+// The 16 bytes at p twice, then those behind them twice.
+ISTHMUS_INLINE u8v load_twice(const uint8_t* p) {
+  u8v r;
+  for (int i = 0; i < 4; i++) memcpy(reinterpret_cast<uint8_t*>(&r.v) + 16 * i, p + i / 2 * 16, 16);
+  return r;
+}
 // A load that the compiler leaves in its place among the others of its kind, and does not repeat.
 ISTHMUS_INLINE u8v load_in_order(const uint8_t* p) { return load_u8(p); }
 ISTHMUS_INLINE void store_u8(uint8_t* p, u8v a) { memcpy(p, &a.v, sizeof a.v); }
