@@ -52,19 +52,21 @@ std::vector<std::pair<int, std::vector<int>>> pool_layout(const Topology& machin
 }
 
 struct PoolTrace {
-  std::vector<int> visits;   // [items] how often each item came
-  std::vector<int> workers;  // [items] who did it
-  int longest = 0;           // items of the longest range handed out
+  std::vector<int> visits;       // [items] how often each item came
+  std::vector<int> workers;      // [items] who did it
+  std::vector<int64_t> lengths;  // items of each range, in the order in which they were handed out
 };
 
-// One job over `items`, each taking `item_us` on worker `slow_worker` (-1: on nobody); throws at item
-// `throw_at`.
-PoolTrace pool_trace(int64_t items, int64_t grain, int slow_worker, int item_us, int64_t throw_at) {
-  PoolTrace trace{std::vector<int>(items), std::vector<int>(items, -1)};
-  std::atomic<int> longest{0};
-  parallel(items, grain, [&](int64_t begin, int64_t end, int worker) {
-    int seen = longest.load();
-    while (seen < end - begin && !longest.compare_exchange_weak(seen, static_cast<int>(end - begin))) {
+// One job over `items` in ranges of `least` to `most`, each item taking `item_us` on worker `slow_worker`
+// (-1: on nobody); throws at item `throw_at`.
+PoolTrace pool_trace(int64_t items, int64_t least, int64_t most, int slow_worker, int item_us,
+                     int64_t throw_at) {
+  PoolTrace trace{std::vector<int>(items), std::vector<int>(items, -1), {}};
+  std::mutex mutex;
+  ThreadPool::instance().parallel(items, {least, most}, [&](int64_t begin, int64_t end, int worker) {
+    {
+      const std::lock_guard<std::mutex> guard(mutex);
+      trace.lengths.push_back(end - begin);
     }
     for (int64_t i = begin; i < end; i++) {
       if (i == throw_at) throw std::runtime_error("item " + std::to_string(i));
@@ -73,7 +75,6 @@ PoolTrace pool_trace(int64_t items, int64_t grain, int slow_worker, int item_us,
       trace.workers[i] = worker;
     }
   });
-  trace.longest = longest;
   return trace;
 }
 
@@ -199,7 +200,7 @@ void bind_machine(nb::module_& m) {
   nb::class_<PoolTrace>(m, "PoolTrace")
       .def_ro("visits", &PoolTrace::visits)
       .def_ro("workers", &PoolTrace::workers)
-      .def_ro("longest", &PoolTrace::longest);
+      .def_ro("lengths", &PoolTrace::lengths);
   m.def("pool_trace", pool_trace, Released());
   m.def("pool_parts", pool_parts, Released());
   m.def("pool_round_trips", pool_round_trips, Released());

@@ -256,9 +256,9 @@ void Experts::gate_up(Call& call) const {
   const int64_t item_bytes = 2 * kBlockStrips * strip_bytes(routed_.gate->format(), hidden()) * most_rows;
   const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
   const bool streams = reads_one_stream && most_rows < kGemmMinRows;
-  const int64_t grain =
-      call.grain(num_items, item_bytes, streams ? tuning::kStreamBytes : tuning::kItemBytes);
-  const int64_t run = streams ? grain : 1;
+  const ThreadPool::Grain grain = streams ? call.stream_grain(num_items, item_bytes, num_items)
+                                          : ThreadPool::Grain(call.grain(num_items, item_bytes));
+  const int64_t run = streams ? std::max(grain.least, grain.most) : 1;
   const int64_t scratch_bytes =
       int64_t{2} * run * most_rows * kStepColumns * sizeof(float) + kGemmScratchBytes;
   call.pool.parallel_parts(items, grain, [&](int part, int64_t begin, int64_t end, int worker) {
@@ -333,14 +333,16 @@ void Experts::down_few(Call& call, const ExpertsArgs& args) const {
   const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
   const int64_t item_bytes = kStep * strip_bytes(routed_.down->format(), routed_.down->columns());
   call.pool.parallel_parts(
-      items, call.grain(num_items, item_bytes), [&](int part, int64_t begin, int64_t end, int worker) {
+      items, call.stream_grain(num_items, item_bytes, num_items),
+      [&](int part, int64_t begin, int64_t end, int worker) {
         auto* driver = call.pool.scratch(worker, kGemmScratchBytes);
-        for (int64_t i = begin; i < end; i++) {
-          const Group& group = groups[i / pieces_of(part)];
+        for (int64_t i = begin, count = 0; i < end; i += count) {
+          const int64_t pieces = pieces_of(part), piece = i % pieces;
+          const Group& group = groups[i / pieces];
           const AffineMatrix w = group.of->down->matrix(group.expert, part);
-          if (i == begin || i % pieces_of(part) == 0) ask_for(group.hidden);
-          const int64_t first = i % pieces_of(part) * kStep,
-                        last = std::min(first + kStep, num_strips(w.rows));
+          ask_for(group.hidden);
+          count = std::min(end - i, pieces - piece);
+          const int64_t first = piece * kStep, last = std::min(first + count * kStep, num_strips(w.rows));
           float* y =
               partial + group.first * width + (group.of->down->part(part).first_strip + first) * kStripRows;
           multiply(call.kernels.matmul, false, w, group.hidden, first, last, y, width, driver);

@@ -82,33 +82,40 @@ void Linear::operator()(const LinearArgs& args) const {
   }
   const int64_t num_items = std::accumulate(items.begin(), items.end(), int64_t{0});
   const int64_t item_bytes = step * strip_bytes(weights_[0]->format(), columns()) * group;
-  call.pool.parallel_parts(
-      items, call.grain(num_items, item_bytes), [&](int part, int64_t begin, int64_t end, int worker) {
-        auto* tile = reinterpret_cast<float*>(
-            call.pool.scratch(worker, group * stride * sizeof(float) + kGemmScratchBytes));
-        ask_for(x);
-        for (int64_t item = begin; item < end; item++) {
-          const int64_t row = item / pieces[part] * group;
-          const int rows = static_cast<int>(std::min(group, args.rows - row));
-          int64_t piece = item % pieces[part], which = 0, column = 0;
-          while (piece >= pieces_of(*weights_[which], part)) {
-            piece -= pieces_of(*weights_[which], part);
-            column += weights_[which++]->rows();
-          }
-          const AffineMatrix w = weights_[which]->matrix(0, part);
-          const int64_t first = piece * step, last = std::min(first + step, num_strips(w.rows));
-          const int64_t columns_here = std::min(last * kStripRows, w.rows) - first * kStripRows;
-          const int64_t n = (weights_[which]->part(part).first_strip + first) * kStripRows;
-          const float* bias = biases_[which] ? biases_[which] + n : nullptr;
-          const int64_t at = row * args.out_stride + column + n;
-          const bool direct = bias == nullptr && args.residual == nullptr;
-          multiply(call.kernels.matmul, gemm(*weights_[which]), w, slice_rows(x, row, rows), first, last,
-                   direct ? args.out + at : tile, direct ? args.out_stride : stride, tile + group * stride);
-          if (direct) continue;
-          write_tile(call.kernels.rows, tile, stride, rows, columns_here, bias,
-                     args.residual ? args.residual + at : nullptr, args.out + at, args.out_stride);
-        }
-      });
+  // Pieces of a matrix that follow each other are one product, if they fit a tile.
+  const int64_t tile_bytes = group * stride * sizeof(float);
+  const ThreadPool::Grain grain =
+      any_gemm ? ThreadPool::Grain(call.grain(num_items, item_bytes))
+               : call.stream_grain(num_items, item_bytes, tuning::kStreamTileBytes / tile_bytes);
+  const int64_t together = any_gemm ? 1 : std::max<int64_t>(1, grain.most);
+  call.pool.parallel_parts(items, grain, [&](int part, int64_t begin, int64_t end, int worker) {
+    auto* tile =
+        reinterpret_cast<float*>(call.pool.scratch(worker, together * tile_bytes + kGemmScratchBytes));
+    ask_for(x);
+    for (int64_t item = begin, count = 0; item < end; item += count) {
+      const int64_t row = item / pieces[part] * group;
+      const int rows = static_cast<int>(std::min(group, args.rows - row));
+      int64_t piece = item % pieces[part], which = 0, column = 0;
+      while (piece >= pieces_of(*weights_[which], part)) {
+        piece -= pieces_of(*weights_[which], part);
+        column += weights_[which++]->rows();
+      }
+      count = std::min({together, end - item, pieces_of(*weights_[which], part) - piece});
+      const AffineMatrix w = weights_[which]->matrix(0, part);
+      const int64_t first = piece * step, last = std::min(first + count * step, num_strips(w.rows));
+      const int64_t columns_here = std::min(last * kStripRows, w.rows) - first * kStripRows;
+      const int64_t n = (weights_[which]->part(part).first_strip + first) * kStripRows;
+      const float* bias = biases_[which] ? biases_[which] + n : nullptr;
+      const int64_t at = row * args.out_stride + column + n;
+      const bool direct = bias == nullptr && args.residual == nullptr;
+      multiply(call.kernels.matmul, gemm(*weights_[which]), w, slice_rows(x, row, rows), first, last,
+               direct ? args.out + at : tile, direct ? args.out_stride : count * stride,
+               tile + together * group * stride);
+      if (direct) continue;
+      write_tile(call.kernels.rows, tile, count * stride, rows, columns_here, bias,
+                 args.residual ? args.residual + at : nullptr, args.out + at, args.out_stride);
+    }
+  });
 }
 
 HeadLinear::HeadLinear(std::shared_ptr<const PackedWeights> weights, bool exact)

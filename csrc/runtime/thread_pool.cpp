@@ -136,11 +136,13 @@ ThreadPool::Session::~Session() {
   if (--here.sessions == 0) instance().callers_.unlock();
 }
 
-void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context, const PartEnds* parts) {
+void ThreadPool::run(int64_t items, Grain grain, Body body, void* context, const PartEnds* parts) {
   if (items <= 0) return;
-  grain = std::max<int64_t>(grain, 1);
+  grain.least = std::max<int64_t>(grain.least, 1);
+  grain.most = std::max(grain.most, grain.least);
   if (here.worker >= 0) {
-    for (int64_t at = 0; at < items; at += grain) body(context, at, std::min(at + grain, items), here.worker);
+    const int64_t step = grain.most;
+    for (int64_t at = 0; at < items; at += step) body(context, at, std::min(at + step, items), here.worker);
     return;
   }
   Session session;
@@ -151,7 +153,8 @@ void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context, con
   failed_.store(false, std::memory_order_relaxed);
   error_ = nullptr;
 
-  if (num_threads() == 1 || items <= grain_) {
+  if (num_threads() == 1 || items <= grain_.least) {
+    grain_.least = grain_.most;
     Slot& slot = *slots_[0];
     slot.next.store(0, std::memory_order_relaxed);
     slot.end = items;
@@ -167,17 +170,17 @@ void ThreadPool::run(int64_t items, int64_t grain, Body body, void* context, con
 
 // Items [begin, end) in equal ranges, of whole grains, to workers [first, last).
 void ThreadPool::deal(int64_t begin, int64_t end, int first, int last) {
-  const int64_t chunks = (end - begin + grain_ - 1) / grain_, workers = last - first;
+  const int64_t grain = grain_.least, chunks = (end - begin + grain - 1) / grain, workers = last - first;
   for (int i = 0; i < workers; i++) {
     Slot& slot = *slots_[first + i];
-    slot.next.store(begin + chunks * i / workers * grain_, std::memory_order_relaxed);
-    slot.end = std::min(begin + chunks * (i + 1) / workers * grain_, end);
+    slot.next.store(begin + chunks * i / workers * grain, std::memory_order_relaxed);
+    slot.end = std::min(begin + chunks * (i + 1) / workers * grain, end);
   }
 }
 
 void ThreadPool::run_together(int64_t items, const PartEnds* parts) {
   const int threads = num_threads();
-  const int64_t chunks = (items + grain_ - 1) / grain_;
+  const int64_t chunks = (items + grain_.least - 1) / grain_.least;
   const auto& nodes = layout_.nodes;
   if (parts != nullptr && parts->parts == static_cast<int>(nodes.size())) {
     for (size_t node = 0; node < nodes.size(); node++) {
@@ -209,10 +212,13 @@ void ThreadPool::work(int worker) {
 
 void ThreadPool::take_items(Slot& from, int worker) {
   try {
-    while (from.next.load(std::memory_order_relaxed) < from.end && !failed_.load(std::memory_order_relaxed)) {
-      const int64_t begin = from.next.fetch_add(grain_, std::memory_order_relaxed);
+    while (!failed_.load(std::memory_order_relaxed)) {
+      const int64_t left = from.end - from.next.load(std::memory_order_relaxed);
+      if (left <= 0) return;
+      const int64_t count = std::clamp(left / 4, grain_.least, grain_.most);
+      const int64_t begin = from.next.fetch_add(count, std::memory_order_relaxed);
       if (begin >= from.end) return;
-      body_(context_, begin, std::min(begin + grain_, from.end), worker);
+      body_(context_, begin, std::min(begin + count, from.end), worker);
     }
   } catch (...) {
     if (!failed_.exchange(true)) error_ = std::current_exception();

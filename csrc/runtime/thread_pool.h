@@ -48,11 +48,19 @@ class ThreadPool {
   // refuses.
   void resize(int threads, int nodes);
 
-  // Calls fn(begin, end, worker) for disjoint ranges of at most `grain` items that cover [0, items), each on
-  // one of the threads (worker < num_threads()). Returns when all are done. The first exception ends the job
-  // (items not yet begun are dropped) and is rethrown here.
+  // How many items a thread takes at a time: a quarter of what is left of a worker's range, but `least` to
+  // `most` of them. So there are few ranges, and those that end a job are short.
+  struct Grain {
+    int64_t least, most;
+    Grain(int64_t items) : least(items), most(items) {}
+    Grain(int64_t least, int64_t most) : least(least), most(most) {}
+  };
+
+  // Calls fn(begin, end, worker) for disjoint ranges of at most grain.most items that cover [0, items), each
+  // on one of the threads (worker < num_threads()). Returns when all are done. The first exception ends the
+  // job (items not yet begun are dropped) and is rethrown here.
   template <class F>
-  void parallel(int64_t items, int64_t grain, F&& fn) {
+  void parallel(int64_t items, Grain grain, F&& fn) {
     using Fn = std::remove_reference_t<F>;
     run(
         items, grain,
@@ -63,7 +71,7 @@ class ThreadPool {
   // The same over items in parts: fn(part, begin, end, worker) for ranges within [0, items[part]). Part p is
   // work on what lies on node p, if there are as many parts as nodes; else the parts are one long list.
   template <class F>
-  void parallel_parts(std::span<const int64_t> items, int64_t grain, F&& fn) {
+  void parallel_parts(std::span<const int64_t> items, Grain grain, F&& fn) {
     PartEnds ends(items);
     auto in_parts = [&](int64_t begin, int64_t end, int worker) {
       for (int part = ends.part_of(begin); begin < end; part++) {
@@ -126,7 +134,7 @@ class ThreadPool {
     Spinner spinner;
   };
 
-  void run(int64_t items, int64_t grain, Body body, void* context, const PartEnds* parts = nullptr);
+  void run(int64_t items, Grain grain, Body body, void* context, const PartEnds* parts = nullptr);
   void run_together(int64_t items, const PartEnds* parts);
   void deal(int64_t begin, int64_t end, int first_worker, int last_worker);
   void work(int worker);
@@ -148,7 +156,7 @@ class ThreadPool {
   // The running job; written by the caller while no worker is inside.
   alignas(64) Body body_ = nullptr;
   void* context_ = nullptr;
-  int64_t grain_ = 1;
+  Grain grain_{1};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
 

@@ -49,9 +49,12 @@ inline constexpr int64_t kItemBytes = 128 << 10;
 inline constexpr int64_t kItemsPerThread = 4;
 // Codes of x up to which a worker asks for all of them before its item: half of a first cache.
 inline constexpr int64_t kAskedBytes = 16 << 10;
-// Bytes of items in which a core that reads one stream jumps (from gate to up): a jump costs it 0.7 us, 20
-// KB.
-inline constexpr int64_t kStreamBytes = 640 << 10;
+// Bytes of items that are read together, where nothing else is touched: between two of them a core waits for
+// the dozen lines that say what comes next, which what it reads has pushed out of its caches, and meanwhile
+// asks for none of it (Zen 4: 0.6 us, 20 KB; so does a jump from gate to up).
+inline constexpr int64_t kStreamBytes = 1 << 20;
+// Outputs of such items, if they go through a tile.
+inline constexpr int64_t kStreamTileBytes = 16 << 10;
 // Strips (16 output columns) of an item of a product: two are a panel of the GEMM driver.
 inline constexpr int64_t kMaxStrips = 4;
 inline constexpr int64_t kMinGemmStrips = 2;

@@ -18,8 +18,16 @@ NEVER = -1  # no item throws
 EVERYBODY = -1  # awake
 
 
-def run(items: int, grain: int = 1, slow_worker: int = NOBODY, item_us: int = 0, throw_at: int = NEVER):
-    return _native.pool_trace(items, grain, slow_worker, item_us, throw_at)
+def run(
+    items: int,
+    grain: int = 1,
+    most: int = 0,
+    *,
+    slow_worker: int = NOBODY,
+    item_us: int = 0,
+    throw_at: int = NEVER,
+) -> _native.PoolTrace:
+    return _native.pool_trace(items, grain, most or grain, slow_worker, item_us, throw_at)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 5, 7, 8, 16, 33, 64])
@@ -31,8 +39,39 @@ def test_every_item_is_done_once_in_ranges_of_at_most_grain(threads: int, items:
     for _ in range(20):
         trace = run(items, grain)
         assert trace.visits == [1] * items
-        assert trace.longest <= grain
+        assert max(trace.lengths, default=0) <= grain
         assert all(0 <= worker < threads for worker in trace.workers)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize(
+    ("items", "least", "most"), [(1, 1, 50), (63, 1, 50), (1000, 2, 50), (1000, 7, 9), (5000, 1, 5000)]
+)
+def test_ranges_shrink_towards_the_end_within_their_bounds(
+    threads: int, items: int, least: int, most: int
+) -> None:
+    native.set_threads(threads)
+    for _ in range(20):
+        trace = run(items, least, most)
+        assert trace.visits == [1] * items
+        assert max(trace.lengths) <= most
+        # A worker's last range may be what is left of it: one for each of them, at most, is short.
+        assert sum(length < least for length in trace.lengths) <= threads
+
+
+def test_a_range_is_a_quarter_of_what_its_worker_has_left() -> None:
+    native.set_threads(2)
+    trace = run(128, 1, 1000)
+    assert trace.visits == [1] * 128
+    # Of 64 items each: 16, 12, 9, 6, 5, 4, 3, 2 and seven times 1; two that look at once take more.
+    assert sorted(trace.lengths)[-2:] == [16, 16]
+    assert len(trace.lengths) <= 30
+    assert trace.lengths[-1] == 1
+
+
+def test_a_thread_alone_takes_as_many_as_it_may() -> None:
+    native.set_threads(1)
+    assert run(1000, 1, 300).lengths == [300, 300, 300, 100]
 
 
 def test_items_of_a_slow_worker_are_taken_by_another() -> None:
@@ -144,9 +183,9 @@ def test_a_forked_child_starts_its_own_threads() -> None:
 import os
 from isthmus.native import _native
 _native.set_threads(4, 2)
-assert _native.pool_trace(100, 1, -1, 0, -1).visits == [1] * 100
+assert _native.pool_trace(100, 1, 1, -1, 0, -1).visits == [1] * 100
 child = os.fork()
-trace = _native.pool_trace(100, 1, 0, 2000, -1)
+trace = _native.pool_trace(100, 1, 1, 0, 2000, -1)
 assert trace.visits == [1] * 100 and any(trace.workers), trace.workers  # not the caller alone
 assert _native.num_nodes() == 2
 if child:
