@@ -2,6 +2,9 @@
 #pragma once
 
 #include "formats/common.h"
+#ifdef __AVX512VBMI__
+#include "simd/avx512_permutes.h"
+#endif
 
 namespace isthmus::ISTHMUS_ISA {
 

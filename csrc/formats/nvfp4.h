@@ -7,6 +7,8 @@
 //   low nibbles of V[s] are columns 16s + 4g.., high 16s + 8 + 4g..
 #pragma once
 
+#include <bit>
+
 #include "formats/codebooks.h"
 
 namespace isthmus::ISTHMUS_ISA {
@@ -21,7 +23,48 @@ struct Format<40> {
 
   static constexpr int zero = kFp4Zero, max_code = kFp4Max, part_columns = 64, scale_columns = 16;
   static constexpr bool has_addend = false;
+  static constexpr bool permutes = true;
 
+#ifdef __AVX512VBMI__
+  // The upper halves of all 128 values, as two planes of bytes: 64 scales are looked up at once.
+  struct UpperHalves {
+    alignas(64) uint8_t low[128], high[128];
+  };
+  static constexpr UpperHalves kValues = [] {
+    UpperHalves values{};
+    for (int n = 0; n < 127; ++n) {  // 0x7f means 0
+      const int exponent = n / 8;
+      float value = exponent == 0 ? n % 8 * 0x1p-10f : (8 + n % 8) * 0x1p-10f;
+      for (int i = 1; i < exponent; ++i) value *= 2;
+      const uint32_t bits = std::bit_cast<uint32_t>(value);
+      values.low[n] = static_cast<uint8_t>(bits >> 16);
+      values.high[n] = static_cast<uint8_t>(bits >> 24);
+    }
+    return values;
+  }();
+  template <int J>
+  static constexpr ByteMap kLane = byte_map([](int lane, int i) { return 64 * (i % 2) + 16 * J + lane; });
+
+  struct Scales {
+    f32v d[4];
+  };
+  static ISTHMUS_INLINE Scales open(const uint8_t* tile) {
+    const __m512i d = _mm512_loadu_si512(tile);
+    const __mmask64 largest = _mm512_cmpeq_epi8_mask(d, _mm512_set1_epi8(-1));  // 240
+    const auto plane = [&](const uint8_t* of, int top) ISTHMUS_INLINE_LAMBDA {
+      const __m512i x = _mm512_permutex2var_epi8(_mm512_load_si512(of), d, _mm512_load_si512(of + 64));
+      return _mm512_mask_mov_epi8(x, largest, _mm512_set1_epi8(static_cast<char>(top)));
+    };
+    const __m512i low = plane(kValues.low, 0x70), high = plane(kValues.high, 0x43);
+    Scales s;
+    unroll<4>([&](auto j) ISTHMUS_INLINE_LAMBDA {
+      s.d[j] = {
+          _mm512_castsi512_ps(_mm512_maskz_permutex2var_epi8(0xcccccccccccccccc, low, load(kLane<j>), high))};
+    });
+    return s;
+  }
+  static ISTHMUS_INLINE f32v scale(const Scales& s, int j) { return s.d[j]; }
+#else
   struct Scales {
     const uint8_t* d;
   };
@@ -36,14 +79,11 @@ struct Format<40> {
     const f32v off = as_f32(bit_and(as_i32(sub(to_f32(x), set1(127))), set1_i32(0x7fffffff)));
     return select_lt(off, set1(1), set1(0), value);
   }
+#endif
 
   template <int C, int G>
-  static ISTHMUS_INLINE u8v indexes(const uint8_t* tile) {
-    return nibbles<G % 4 / 2>(tile + 64 + 128 * (2 * C + G / 4) + 64 * (G % 2));
-  }
-  template <int C, int G>
   static ISTHMUS_INLINE u8v codes(const uint8_t* tile, int) {
-    return lookup(kFp4Codes, indexes<C, G>(tile));
+    return nibble_codes<G % 4 / 2>(kFp4Codes, load_u8(tile + 64 + 128 * (2 * C + G / 4) + 64 * (G % 2)));
   }
 };
 
