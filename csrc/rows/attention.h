@@ -55,13 +55,14 @@ struct BlockAttention {
 
   // scores[tile][key] of kTileKeys keys and NT tiles.
   template <int NT>
-  inline void score_tile(const Element* const* k, int tile, int key) const {
+  inline void score_tile(const Element* const* k, int tile, int key, LinesAhead& ahead) const {
     f32v sum[NT][kTileKeys];
     for (int i = 0; i < NT; i++) {
       for (int j = 0; j < kTileKeys; j++) sum[i][j] = zero();
     }
     const Element* from = q + tile * kTileQueries * dims;
     for (int64_t d = 0; d < t.a.qk_dim; d += P::kStep) {
+      ahead.next();
       f32v x[NT];
       for (int i = 0; i < NT; i++) x[i] = P::load_queries(from + kTileQueries * (i * dims + d));
       for (int j = 0; j < kTileKeys; j++) {
@@ -76,11 +77,9 @@ struct BlockAttention {
   }
 
   // Scores of the block's keys [begin, end), and up to the next multiples of kTileKeys any.
-  template <class Meanwhile>
   inline void score(const BlockRows& from, int begin, int end, int tile_begin, int tile_end,
-                    const Meanwhile& meanwhile) const {
+                    LinesAhead& ahead) const {
     for (int key = begin / kTileKeys * kTileKeys; key < end; key += kTileKeys) {
-      meanwhile(key);
       const Element* k[kTileKeys];
       for (int i = 0; i < kTileKeys; i++) {
         const int one = key + i < end ? key + i : end - 1;  // memory past the end is not read
@@ -91,9 +90,9 @@ struct BlockAttention {
       }
       int tile = tile_begin;
       if constexpr (kManyRegisters) {
-        for (; tile + 2 <= tile_end; tile += 2) score_tile<2>(k, tile, key);
+        for (; tile + 2 <= tile_end; tile += 2) score_tile<2>(k, tile, key, ahead);
       }
-      for (; tile < tile_end; tile++) score_tile<1>(k, tile, key);
+      for (; tile < tile_end; tile++) score_tile<1>(k, tile, key, ahead);
     }
   }
 
@@ -123,6 +122,17 @@ struct BlockAttention {
     return key < 0 ? 0 : key > kBlockTokens ? kBlockTokens : static_cast<int>(key);
   }
 
+  // fn(pair, 1 if it is odd), in order: sums of even and odd ones stay in registers.
+  template <class Fn>
+  static ISTHMUS_INLINE void for_pairs(int pair, int last, const Fn& fn) {
+    if (pair % 2 != 0 && pair < last) fn(pair++, Int<1>{});
+    for (; pair + 2 <= last; pair += 2) {
+      fn(pair, Int<0>{});
+      fn(pair + 1, Int<1>{});
+    }
+    if (pair < last) fn(pair, Int<0>{});
+  }
+
   // Scores of keys [begin, end) become weights, 0 where a query does not see the key. What a query has summed
   // so far is scaled to its new maximum.
   inline void weigh(int tile, const Seen& seen, int begin, int end) const {
@@ -132,11 +142,11 @@ struct BlockAttention {
     const f32v lowest = set1(-__builtin_inff()), scale = set1(t.a.scale);
     f32v top[2] = {lowest, lowest};
     if (seen.all) {
-      for (int pair = first; pair < last; pair++) {
+      for_pairs(first, last, [&](int pair, auto odd) ISTHMUS_INLINE_LAMBDA {
         const f32v x = mul(load(s + 16 * pair), scale);
         store(s + 16 * pair, x);
-        top[pair % 2] = max(x, top[pair % 2]);  // this order of arguments drops NaN, which the weights keep
-      }
+        top[odd] = max(x, top[odd]);  // this order of arguments drops NaN, which the weights keep
+      });
     } else {
       float from[16], to[16];
       for (int i = 0; i < 16; i++) {
@@ -157,11 +167,11 @@ struct BlockAttention {
     now = max(now, before);
     const f32v shift = select_lt(lowest, now, now, zero());  // a query may have no key yet
     f32v sum[2] = {zero(), zero()};
-    for (int pair = first; pair < last; pair++) {
+    for_pairs(first, last, [&](int pair, auto odd) ISTHMUS_INLINE_LAMBDA {
       const f32v w = P::weight(sub(load(s + 16 * pair), shift));
-      sum[pair % 2] = add(sum[pair % 2], w);
+      sum[odd] = add(sum[odd], w);
       P::store_weights(s, pair, w);
-    }
+    });
     f32v block_sum = add(sum[0], sum[1]);
     block_sum = add(block_sum, swap_halves(block_sum));
     const f32v factor = exp(sub(before, shift));  // exactly 1 if it stays
@@ -188,11 +198,10 @@ struct BlockAttention {
     const int tile_end = (row_end * t.item.heads + kTileQueries - 1) / kTileQueries;
     // Memory is asked for through all phases: this block's values now, the next one's keys below.
     const BlockRows v_ahead = t.values_of(block), k_ahead = t.keys_of(more ? block + 1 : block);
+    LinesAhead values_ahead = LinesAhead::of(v_ahead, t.a.v_dim, t.a.kv.v != t.a.kv.k ? end : 0);
     score(with_scales(t.keys_of(block), t.a.qk_dim, t.scales), begin, end, tile_begin, tile_end,
-          [&](int key) ISTHMUS_INLINE_LAMBDA {
-            if (t.a.kv.v != t.a.kv.k && key + kTileKeys <= end)
-              prefetch_rows(v_ahead, key, kTileKeys, t.a.v_dim);
-          });
+          values_ahead);
+    LinesAhead keys_ahead = LinesAhead::of(k_ahead, t.a.qk_dim, more ? kBlockTokens : 0);
 
     Seen seen[kAttentionMaxTiles];
     for (int tile = tile_begin; tile < tile_end; tile++) {
@@ -208,17 +217,13 @@ struct BlockAttention {
     if (P::spoiled(v, begin, all_begin, t.a.v_dim) || P::spoiled(v, all_end, end, t.a.v_dim)) return false;
     for (int64_t column = 0; column < t.padded; column += P::kColumns) {
       const int64_t columns = t.padded - column < P::kColumns ? t.padded - column : P::kColumns;
-      if (more) {
-        const int64_t from = kBlockTokens * column / t.padded,
-                      to = kBlockTokens * (column + columns) / t.padded;
-        prefetch_rows(k_ahead, from, to - from, t.a.qk_dim);
-      }
       const auto some =
           P::prepare(v, column, columns, t.a.v_dim, begin, end, tile_end - tile_begin > 1, values);
       for (int tile = tile_begin; tile < tile_end; tile++) {
         const int first = tile * kTileQueries;
         P::add_values(scores + int64_t{first} * kBlockTokens, some, seen[tile].begin, seen[tile].end,
-                      rows_of(tile), t.split + first * t.state_floats, t.state_floats, column, columns);
+                      rows_of(tile), t.split + first * t.state_floats, t.state_floats, column, columns,
+                      keys_ahead);
       }
     }
     return true;

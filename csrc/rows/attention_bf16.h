@@ -164,12 +164,14 @@ struct Bf16Products {
   // o[row][16 W columns] of NR rows += over the pairs of keys [begin, end); W is even, or 1 for the last 16.
   template <int NR, int W, class Load>
   static ISTHMUS_INLINE void add_tile(const uint16_t* weights, int begin, int end, float* o, int64_t o_stride,
-                                      const Load& load_pair) {
+                                      const Load& load_pair, LinesAhead& ahead) {
     __m512 sums[NR][W];
     for (int r = 0; r < NR; r++) {
       for (int w = 0; w < W; w++) sums[r][w] = _mm512_loadu_ps(o + r * o_stride + 16 * w);
     }
     for (int pair = begin; pair < end; pair++) {
+      ahead.next();
+      ahead.next();
       __m512i v[W];
       load_pair(pair, v);
       for (int r = 0; r < NR; r++) {
@@ -185,15 +187,17 @@ struct Bf16Products {
   }
   template <int NR, int W>
   static inline void add_columns(const uint16_t* weights, const Values& v, int begin, int end, float* o,
-                                 int64_t o_stride, int64_t column, int64_t at) {
+                                 int64_t o_stride, int64_t column, int64_t at, LinesAhead& ahead) {
     if (v.pairs != nullptr) {
       const uint16_t* pairs = v.pairs + 2 * (at - column);
-      return add_tile<NR, W>(weights, begin, end, o + at, o_stride,
-                             [&](int pair, __m512i* to) ISTHMUS_INLINE_LAMBDA {
-                               for (int w = 0; w < W; w++) {
-                                 to[w] = _mm512_load_si512(pairs + 2 * (pair * kColumns + 16 * w));
-                               }
-                             });
+      return add_tile<NR, W>(
+          weights, begin, end, o + at, o_stride,
+          [&](int pair, __m512i* to) ISTHMUS_INLINE_LAMBDA {
+            for (int w = 0; w < W; w++) {
+              to[w] = _mm512_load_si512(pairs + 2 * (pair * kColumns + 16 * w));
+            }
+          },
+          ahead);
     }
     const auto load_pair = [&](int pair, __m512i* to) ISTHMUS_INLINE_LAMBDA {
       const uint16_t *even = row_of(v, 2 * pair) + at, *odd = row_of(v, 2 * pair + 1) + at;
@@ -203,11 +207,12 @@ struct Bf16Products {
         to[w + 1] = p.high;
       }
     };
-    add_tile<NR, W>(weights, begin, end, o + at, o_stride, load_pair);
+    add_tile<NR, W>(weights, begin, end, o + at, o_stride, load_pair, ahead);
   }
 
   static inline void add_values(const float* scores, const Values& v, const int* begin, const int* end,
-                                int rows, float* o, int64_t o_stride, int64_t column, int64_t columns) {
+                                int rows, float* o, int64_t o_stride, int64_t column, int64_t columns,
+                                LinesAhead& ahead) {
     int first = begin[0], last = end[0];  // weights are 0 where a row does not see a key
     for (int r = 1; r < rows; r++) {
       first = begin[r] < first ? begin[r] : first;
@@ -224,12 +229,12 @@ struct Bf16Products {
         float* to = o + r * o_stride;
         int64_t at = column;
         for (; at + 16 * W <= column + columns; at += 16 * W) {
-          add_columns<NR, W>(x, v, first, last, to, o_stride, column, at);
+          add_columns<NR, W>(x, v, first, last, to, o_stride, column, at, ahead);
         }
         for (; at + 32 <= column + columns; at += 32) {
-          add_columns<NR, 2>(x, v, first, last, to, o_stride, column, at);
+          add_columns<NR, 2>(x, v, first, last, to, o_stride, column, at, ahead);
         }
-        if (at < column + columns) add_columns<NR, 1>(x, v, first, last, to, o_stride, column, at);
+        if (at < column + columns) add_columns<NR, 1>(x, v, first, last, to, o_stride, column, at, ahead);
       }
     };
     some.template operator()<8>();

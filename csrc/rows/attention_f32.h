@@ -57,12 +57,14 @@ struct F32Products {
   // o[row][column of the block + 16 W] += sum over keys [begin, end) of weights[key][row] * values[key].
   template <int NR, int W, CacheType kType>
   static ISTHMUS_INLINE void add_tile(const float* weights, const BlockRows& values, int begin, int end,
-                                      float* o, int64_t o_stride, int64_t column) {
+                                      float* o, int64_t o_stride, int64_t column, LinesAhead& ahead) {
     f32v sums[NR][W];
     for (int r = 0; r < NR; r++) {
       for (int w = 0; w < W; w++) sums[r][w] = load(o + r * o_stride + column + 16 * w);
     }
     for (int key = begin; key < end; key++) {
+      ahead.next();
+      if constexpr (kType == CacheType::F32) ahead.next();
       f32v v[W];
       for (int w = 0; w < W; w++) v[w] = load_columns<kType>(values, key, column + 16 * w);
       for (int r = 0; r < NR; r++) {
@@ -76,34 +78,36 @@ struct F32Products {
   }
   template <int NR, CacheType kType>
   static inline void add_as(const float* weights, const BlockRows& values, int begin, int end, float* o,
-                            int64_t o_stride, int64_t column, int64_t columns) {
+                            int64_t o_stride, int64_t column, int64_t columns, LinesAhead& ahead) {
     constexpr int W = kManyRegisters ? (NR == 8 ? 2 : 4) : NR == 4 ? 1 : 2;
     int64_t at = column;
     for (; at + 16 * W <= column + columns; at += 16 * W) {
-      add_tile<NR, W, kType>(weights, values, begin, end, o, o_stride, at);
+      add_tile<NR, W, kType>(weights, values, begin, end, o, o_stride, at, ahead);
     }
     for (; at < column + columns; at += 16) {
-      add_tile<NR, 1, kType>(weights, values, begin, end, o, o_stride, at);
+      add_tile<NR, 1, kType>(weights, values, begin, end, o, o_stride, at, ahead);
     }
   }
   template <int NR>
   static ISTHMUS_INLINE void add_rows(const float* weights, const BlockRows& values, int begin, int end,
-                                      float* o, int64_t o_stride, int64_t column, int64_t columns) {
+                                      float* o, int64_t o_stride, int64_t column, int64_t columns,
+                                      LinesAhead& ahead) {
     if (begin >= end) return;
     switch (values.type) {
       case CacheType::F32:
-        return add_as<NR, CacheType::F32>(weights, values, begin, end, o, o_stride, column, columns);
+        return add_as<NR, CacheType::F32>(weights, values, begin, end, o, o_stride, column, columns, ahead);
       case CacheType::Bf16:
-        return add_as<NR, CacheType::Bf16>(weights, values, begin, end, o, o_stride, column, columns);
+        return add_as<NR, CacheType::Bf16>(weights, values, begin, end, o, o_stride, column, columns, ahead);
       case CacheType::Q8_0:
-        return add_as<NR, CacheType::Q8_0>(weights, values, begin, end, o, o_stride, column, columns);
+        return add_as<NR, CacheType::Q8_0>(weights, values, begin, end, o, o_stride, column, columns, ahead);
     }
   }
 
   // NR neighbouring rows of a tile, each with its own range of keys.
   template <int NR>
   static ISTHMUS_INLINE void add(const float* weights, const Values& values, const int* begin, const int* end,
-                                 float* o, int64_t o_stride, int64_t column, int64_t columns) {
+                                 float* o, int64_t o_stride, int64_t column, int64_t columns,
+                                 LinesAhead& ahead) {
     int common_begin = begin[0], common_end = end[0];
     for (int r = 1; r < NR; r++) {
       common_begin = begin[r] > common_begin ? begin[r] : common_begin;
@@ -112,20 +116,21 @@ struct F32Products {
     // A key that only some of the rows see must not touch the others: 0 times its value may be NaN or -0.
     if (common_begin > common_end) common_begin = common_end;
     const auto alone = [&](int r, int from, int to) ISTHMUS_INLINE_LAMBDA {
-      add_rows<1>(weights + r, values.rows, from, to, o + r * o_stride, o_stride, column, columns);
+      add_rows<1>(weights + r, values.rows, from, to, o + r * o_stride, o_stride, column, columns, ahead);
     };
     for (int r = 0; r < NR && NR > 1; r++) alone(r, begin[r], end[r] < common_begin ? end[r] : common_begin);
-    add_rows<NR>(weights, values.rows, common_begin, common_end, o, o_stride, column, columns);
+    add_rows<NR>(weights, values.rows, common_begin, common_end, o, o_stride, column, columns, ahead);
     for (int r = 0; r < NR && NR > 1; r++) alone(r, begin[r] > common_end ? begin[r] : common_end, end[r]);
   }
 
   // All rows of a tile.
   static inline void add_values(const float* weights, const Values& values, const int* begin, const int* end,
-                                int rows, float* o, int64_t o_stride, int64_t column, int64_t columns) {
+                                int rows, float* o, int64_t o_stride, int64_t column, int64_t columns,
+                                LinesAhead& ahead) {
     int r = 0;
     const auto some = [&]<int NR>() ISTHMUS_INLINE_LAMBDA {
       for (; r + NR <= rows; r += NR) {
-        add<NR>(weights + r, values, begin + r, end + r, o + r * o_stride, o_stride, column, columns);
+        add<NR>(weights + r, values, begin + r, end + r, o + r * o_stride, o_stride, column, columns, ahead);
       }
     };
     if constexpr (kManyRegisters) some.template operator()<8>();

@@ -58,6 +58,37 @@ ISTHMUS_INLINE void prefetch_rows(const BlockRows& rows, int64_t key, int64_t co
   }
 }
 
+// The same a line at a time, in the order of memory and between other work: many at once hold the core up
+// until there is room to wait for them.
+struct LinesAhead {
+  const char* at;
+  int64_t gap;                   // from a row's last line to the next row
+  int lines, left_of_row, rows;  // of a row, ..., rows left
+
+  // Nothing if `count` is 0.
+  static ISTHMUS_INLINE LinesAhead of(const BlockRows& rows, int64_t dims, int64_t count) {
+    const int64_t size = rows.type == CacheType::F32 ? 4 : rows.type == CacheType::Bf16 ? 2 : 1;
+    const int lines = static_cast<int>((dims * size + 63) / 64);
+    if (rows.type == CacheType::Q8_0 && count > 0) {
+      const char* scales = static_cast<const char*>(rows.data) + rows.at + kBlockTokens * rows.stride;
+      for (int64_t i = 0; i < 2 * kBlockTokens * scale_groups(dims); i += 64)
+        __builtin_prefetch(scales + i, 0, 2);
+    }
+    return {static_cast<const char*>(rows.data) + rows.at * size, rows.stride * size - 64 * lines, lines,
+            lines, static_cast<int>(count)};
+  }
+  ISTHMUS_INLINE void next() {
+    if (rows == 0) return;
+    __builtin_prefetch(at, 0, 2);
+    at += 64;
+    if (--left_of_row == 0) {
+      at += gap;
+      left_of_row = lines;
+      rows--;
+    }
+  }
+};
+
 // Columns [begin, end) of a key, begin a multiple of 16; zero up to the next multiple.
 template <CacheType kType>
 ISTHMUS_INLINE void widen_as(const BlockRows& rows, int64_t key, int64_t begin, int64_t end, float* out) {
