@@ -15,7 +15,10 @@ int64_t Call::grain(int64_t items, int64_t item_bytes) const {
 }
 
 ThreadPool::Grain Call::stream_grain(int64_t items, int64_t item_bytes, int64_t most) const {
-  return {grain(items, item_bytes), std::min(most, tuning::kStreamBytes / std::max<int64_t>(1, item_bytes))};
+  item_bytes = std::max<int64_t>(1, item_bytes);
+  const int64_t fair = items / (pool.num_threads() * tuning::kItemsPerThread);
+  return {std::max<int64_t>(1, std::min(fair, tuning::kStreamEndBytes / item_bytes)),
+          std::min(most, tuning::kStreamBytes / item_bytes)};
 }
 
 int64_t Call::strips_per_item(int64_t strips, int64_t least) const {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/streams.h"
 #include "core/tile.h"
 #include "moe/call.h"
 #include "runtime/round.h"
@@ -64,7 +65,8 @@ void Linear::operator()(const LinearArgs& args) const {
   const int64_t group = rows_per_group(args.rows, fields.bytes(columns()));
   int64_t strips = 0;
   for (const auto& w : weights_) strips += num_strips(w->rows());
-  const int64_t step = call.strips_per_item(strips, any_gemm ? tuning::kMinGemmStrips : 1);
+  const int64_t step =
+      !any_gemm && reads_one_stream ? 1 : call.strips_per_item(strips, any_gemm ? tuning::kMinGemmStrips : 1);
   const int64_t stride = step * kStripRows;
 
   // Items of a node: all pieces of its rows for the first group of rows of x, then for the next: a worker

@@ -53,6 +53,8 @@ inline constexpr int64_t kAskedBytes = 16 << 10;
 // the dozen lines that say what comes next, which what it reads has pushed out of its caches, and meanwhile
 // asks for none of it (Zen 4: 0.6 us, 20 KB; so does a jump from gate to up).
 inline constexpr int64_t kStreamBytes = 1 << 20;
+// The least of them: about what the end of a job costs one of its threads.
+inline constexpr int64_t kStreamEndBytes = 32 << 10;
 // Outputs of such items, if they go through a tile.
 inline constexpr int64_t kStreamTileBytes = 16 << 10;
 // Strips (16 output columns) of an item of a product: two are a panel of the GEMM driver.
