@@ -297,21 +297,26 @@ def test_strips_side_by_side_or_one_after_the_other_give_the_same_bits(name: str
 
 @pytest.mark.parametrize("slowly", [False, True], ids=["gathers", "no gathers"])
 @pytest.mark.parametrize("isa", native.isa_names())
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith(("iq1", "iq2", "iq3", "tq1"))])
+@pytest.mark.parametrize(
+    "name", [name for name in LAYOUTS if name.startswith(("iq", "tq1", "q5_k", "q6_k", "mxfp4", "nvfp4"))]
+)
 def test_what_is_looked_up_in_any_way_gives_the_same_bits(name: str, isa: str, slowly: bool) -> None:
     """Gathers, loads of single lanes, byte permutes: the CPU's features and vendor say which. All here."""
     matrix, few, many = matrix_of(name, 40, 512), random_x(15, 512), random_x(50, 512)
     oracle = "scalar-bf16" if isa == "amx" else "scalar"
     expected = matrix.times("scalar", "gemv", few), matrix.times(oracle, "gemm", many)
-    usual = kernels.gather_slowly(slowly), kernels.permute_bytes(False)
+    usual = kernels.gather_slowly(slowly), kernels.permute_bytes(False), kernels.read_one_stream(False)
     try:
         for permute in (False, True) if kernels.can_permute_bytes() else (False,):
             kernels.permute_bytes(permute)
+            kernels.read_one_stream(permute)  # those without a grid are permuted on such a core alone
             got = matrix.times(isa, "gemv", few), matrix.times(isa, "gemm", many)
             for ours, right in zip(got, expected, strict=True):
                 np.testing.assert_array_equal(ours.view(np.uint32), right.view(np.uint32))
     finally:
-        kernels.gather_slowly(usual[0]), kernels.permute_bytes(usual[1])
+        kernels.gather_slowly(usual[0])
+        kernels.permute_bytes(usual[1])
+        kernels.read_one_stream(usual[2])
 
 
 @pytest.mark.parametrize("isa", native.isa_names())
