@@ -55,20 +55,20 @@ class Job:
         assert position + 1 == known
         self._prompt_logprobs += prompt_logprobs(logits, self.request.prompt[known:], count)
 
-    def row_logprobs(self, logits: Tensor) -> RowLogprobs | None:
-        """Of the row from which the next token will be chosen, if they are wanted."""
+    def row_logprobs(self, logits: Tensor, row: int) -> RowLogprobs | None:
+        """Of the row of f32 [R, vocab] from which the next token will be chosen, if they are wanted."""
         count = self.request.params.logprobs
-        return None if count is None else RowLogprobs(logits, count)
+        return None if count is None else RowLogprobs(logits[row], count)
 
-    def choose(self, logits: Tensor, known: int | None) -> int:
-        """The next token. logits: f32 [vocab], with its mask; known: it is chosen already.
+    def choose(self, logits: Tensor, row: int, known: int | None) -> int:
+        """The next token. logits: f32 [R, vocab], with its mask; known: it is chosen already.
 
         SamplingError if there is none.
         """
-        token = known if known is not None else self.sampler.sample(logits)
+        token = known if known is not None else self.sampler.sample(logits[row])
         if self.mask is None:
             return token
-        if token < 0 or logits[token] == float("-inf"):
+        if token < 0 or logits[row, token] == float("-inf"):
             raise SamplingError("the grammar leaves no token to go on with")
         return token
 

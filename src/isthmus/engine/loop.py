@@ -189,7 +189,10 @@ class StepLoop:
         if not parts:
             return events
         try:
-            logits = of_plan[wanted] if plan.tells_prompts else of_plan[:]
+            if isinstance(of_plan, Tensor) and not plan.tells_prompts:
+                logits = of_plan
+            else:
+                logits = of_plan[wanted] if plan.tells_prompts else of_plan[:]
         except Exception as error:
             return events + self._failed([part for part, _ in parts], error)
         chosen: list[tuple[Job, SequenceSlice, int]] = []  # the last: of its first row that is chosen from
@@ -222,7 +225,7 @@ class StepLoop:
         rows = [
             (job, row) for job, part, first in chosen for row in range(first, first + 1 + len(part.draft))
         ]
-        told = {row: job.row_logprobs(logits[row]) for job, row in rows}  # before a mask is laid on them
+        told = {row: job.row_logprobs(logits, row) for job, row in rows}  # before a mask is laid on them
         self._compiler.mask([(job.mask, logits[row]) for job, row in rows if job.mask])
         # One call for all rows that need only their largest logit, and one for all others.
         known: dict[int, int] = {}
@@ -285,7 +288,7 @@ class StepLoop:
         tokens: list[int | SamplingError] = []
         for row, guess in enumerate((*part.draft, None), first):
             try:
-                token = job.choose(logits[row], known.get(row))
+                token = job.choose(logits, row, known.get(row))
             except SamplingError as error:
                 return [*tokens, error]
             tokens.append(token)
