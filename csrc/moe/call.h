@@ -52,8 +52,8 @@ class Call {
     pool.set_enter_hook(kernels.matmul.enter_thread);
   }
 
-  // Items of a job so that each of its threads gets several, but kItemBytes of them are worth starting.
-  int64_t grain(int64_t items, int64_t item_bytes) const;
+  // Items of a job so that each of its threads gets several, but `bytes` of them are worth starting.
+  int64_t grain(int64_t items, int64_t item_bytes, int64_t bytes = tuning::kItemBytes) const;
   // The same for items that stand one after the other in memory, are read together and have room for `most`
   // at a time.
   ThreadPool::Grain stream_grain(int64_t items, int64_t item_bytes, int64_t most) const;

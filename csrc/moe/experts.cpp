@@ -258,7 +258,7 @@ void Experts::gate_up(Call& call) const {
   const bool streams = reads_one_stream && most_rows < kGemmMinRows;
   const ThreadPool::Grain grain = streams ? call.stream_grain(num_items, item_bytes, num_items)
                                           : ThreadPool::Grain(call.grain(num_items, item_bytes));
-  const int64_t run = streams ? std::max(grain.least, grain.most) : 1;
+  const int64_t run = streams ? grain.most : 1;
   const int64_t scratch_bytes =
       int64_t{2} * run * most_rows * kStepColumns * sizeof(float) + kGemmScratchBytes;
   call.pool.parallel_parts(items, grain, [&](int part, int64_t begin, int64_t end, int worker) {

@@ -89,7 +89,7 @@ void Linear::operator()(const LinearArgs& args) const {
   const ThreadPool::Grain grain =
       any_gemm ? ThreadPool::Grain(call.grain(num_items, item_bytes))
                : call.stream_grain(num_items, item_bytes, tuning::kStreamTileBytes / tile_bytes);
-  const int64_t together = any_gemm ? 1 : std::max<int64_t>(1, grain.most);
+  const int64_t together = any_gemm ? 1 : grain.most;
   call.pool.parallel_parts(items, grain, [&](int part, int64_t begin, int64_t end, int worker) {
     auto* tile =
         reinterpret_cast<float*>(call.pool.scratch(worker, together * tile_bytes + kGemmScratchBytes));

@@ -138,8 +138,6 @@ ThreadPool::Session::~Session() {
 
 void ThreadPool::run(int64_t items, Grain grain, Body body, void* context, const PartEnds* parts) {
   if (items <= 0) return;
-  grain.least = std::max<int64_t>(grain.least, 1);
-  grain.most = std::max(grain.most, grain.least);
   if (here.worker >= 0) {
     const int64_t step = grain.most;
     for (int64_t at = 0; at < items; at += step) body(context, at, std::min(at + step, items), here.worker);

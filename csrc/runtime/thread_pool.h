@@ -52,8 +52,10 @@ class ThreadPool {
   // `most` of them. So there are few ranges, and those that end a job are short.
   struct Grain {
     int64_t least, most;
-    Grain(int64_t items) : least(items), most(items) {}
-    Grain(int64_t least, int64_t most) : least(least), most(most) {}
+    Grain(int64_t items) : Grain(items, items) {}
+    // At least one; `most` counts where it is not below `least`.
+    Grain(int64_t least, int64_t most)
+        : least(std::max<int64_t>(least, 1)), most(std::max(this->least, most)) {}
   };
 
   // Calls fn(begin, end, worker) for disjoint ranges of at most grain.most items that cover [0, items), each
