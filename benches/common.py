@@ -1,8 +1,9 @@
 """What the benches share: random weights in any format, and timing beside the limits of the machine.
 
 A shared machine drifts by a factor of two within minutes, so a rate means something only beside a limit read
-just before it: each slice of work stands after a slice of every limit, a figure is the median over PAIRS of
-them, and a share the median of the ratios. ISTHMUS_ISA and ISTHMUS_THREADS count here as for a model.
+around it: each slice of work stands between two slices of every limit, a figure is the median over SLICES of
+them, and a share the median of the ratios. Where memory changed its state meanwhile, `memory_states` has a
+share for each (isthmus/cli/memory_states.py). ISTHMUS_ISA and ISTHMUS_THREADS count here as for a model.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import numpy as np
 
 from isthmus import native
 from isthmus.cli.measure import READ_BYTES, commit
+from isthmus.cli.memory_states import between, memory_states
 from isthmus.config import RunOptions
 from isthmus.formats.spec import by_name
 from isthmus.weights.random_blocks import BLOCKS
 
 SLICE_S = 0.15
 LIMIT_SLICE_S = 0.07
-PAIRS = 9
+SLICES = 9
 POOL_BLOCKS = 1 << 16  # distinct random blocks; a larger matrix repeats them
 CACHED_BYTES = 512 << 10  # of a matrix that stays in one core's second cache
 
@@ -115,31 +117,30 @@ def timed(work: Work, seconds: float) -> float:
 
 
 def beside(
-    limits: Iterable[Limit], work: Work, bytes_per_call: float, flop_per_call: float, pairs: int = PAIRS
+    limits: Iterable[Limit], work: Work, bytes_per_call: float, flop_per_call: float, slices: int = SLICES
 ) -> dict[str, Any]:
-    """Times `work` in slices, each after a slice of every limit; the figures of one JSON line."""
+    """Times `work` in slices, each between two slices of every limit; the figures of one JSON line."""
     limits = list(limits)
     work()  # pages and caches as in use
     calls: list[float] = []
-    rates: dict[str, list[float]] = {limit.name: [] for limit in limits}
-    shares: dict[str, list[float]] = {limit.name: [] for limit in limits}
-    for _ in range(pairs):
-        before = {limit.name: limit.rate(LIMIT_SLICE_S) for limit in limits}
-        seconds = timed(work, SLICE_S)
-        calls.append(seconds)
-        ours = {"gb_s": bytes_per_call / seconds / 1e9, "tflops": flop_per_call / seconds / 1e12}
+    read: dict[str, list[float]] = {limit.name: [limit.rate(LIMIT_SLICE_S)] for limit in limits}
+    for _ in range(slices):
+        calls.append(timed(work, SLICE_S))
         for limit in limits:
-            rates[limit.name].append(before[limit.name])
-            shares[limit.name].append(ours[limit.unit] / before[limit.name])
+            read[limit.name].append(limit.rate(LIMIT_SLICE_S))
     seconds = median(calls)
-    line = {
+    line: dict[str, Any] = {
         "ms": round(seconds * 1e3, 3),
         "gb_s": round(bytes_per_call / seconds / 1e9, 2),
         "tflops": round(flop_per_call / seconds / 1e12, 3),
     }
+    amount = {"gb_s": bytes_per_call / 1e9, "tflops": flop_per_call / 1e12}
     for limit in limits:
-        line[f"{limit.name}_limit_{limit.unit}"] = round(median(rates[limit.name]), 2)
-        line[f"{limit.name}_share"] = round(median(shares[limit.name]), 3)
+        found = between([amount[limit.unit] / call for call in calls], read[limit.name])
+        line[f"{limit.name}_limit_{limit.unit}"] = round(median(read[limit.name]), 2)
+        line[f"{limit.name}_share"] = round(median(one.share for one in found), 3)
+        if limit.name == "read":
+            line["memory_states"] = memory_states(found)
     return line | setting()
 
 

@@ -12,7 +12,8 @@ Python interpreter that can import kt_kernel; its AMXINT4 experts have the shape
 made and deleted again. --quant: such a file in each format (or mix), one after the other, of few layers and
 with a vocabulary so small that its head, in most of them Q6_K, is as small a part as a whole model's; a peer
 that cannot read one has no figure there. A shared machine drifts within minutes: each round runs every engine
-once, and a ratio is the median over rounds of ratios within a round.
+once, and a ratio is the median over rounds of ratios within a round; what reading gave between the runs is
+said with them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from common import report, setting, timed
+from common import read_limit, report, setting, timed
 from experts import CASES, Case, Operator
 from isthmus import native
 from isthmus.weights.quants import QUANTS
@@ -37,6 +38,7 @@ from make_gguf import make_gguf
 from model import DEFAULT, model_file
 
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
+READ_SLICE_S = 0.3
 EXPERT_ROUNDS, EXPERT_SLICE_S = 7, 0.3
 QUANT_LAYERS = 3
 VOCAB_PER_LAYER = 3072  # qwen3-30b-a3b: 151936 tokens, 48 layers
@@ -51,6 +53,7 @@ class Row:
     unit: str
     ours: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)  # empty: it failed, in one round or all
+    read_gb_s: list[float] = field(default_factory=list)  # what memory gave between the runs
 
     def ratio(self, peer: str) -> float:
         return median(a / b for a, b in zip(self.ours, self.peers[peer], strict=True))
@@ -132,18 +135,26 @@ def compare_models(
         for isa in isas
         for work, name in names.items()
     }
-    for _ in range(rounds):  # said as they come: a run may be ended early
-        peers = {name: llama_bench(path, model, context) for name, path in programs.items()}
-        print(f"{names}: {peers}", file=sys.stderr)
+    readings = [read_limit().rate(READ_SLICE_S)]
+
+    def said(
+        name: str, rates: dict[str, float]
+    ) -> dict[str, float]:  # as they come: a run may be ended early
+        readings.append(read_limit().rate(READ_SLICE_S))
+        before, after = readings[-2:]
+        print(f"{name}: {rates}, reading {before:.1f} GB/s before, {after:.1f} after", file=sys.stderr)
+        return rates
+
+    for _ in range(rounds):
+        peers = {name: said(name, llama_bench(path, model, context)) for name, path in programs.items()}
         for isa in isas:
-            ours = isthmus_bench(model, isa, context)
-            print(f"Isthmus, {isa}: {ours}", file=sys.stderr)
-            for work, rate in ours.items():
+            for work, rate in said(f"Isthmus, {isa}", isthmus_bench(model, isa, context)).items():
                 rows[isa, work].ours.append(rate)
                 for name, theirs in peers.items():
                     rows[isa, work].peers[name] += filter(None, [theirs.get(work)])
     for row in rows.values():
         row.peers = {name: theirs if len(theirs) == rounds else [] for name, theirs in row.peers.items()}
+        row.read_gb_s = readings
     return list(rows.values())
 
 
@@ -215,16 +226,23 @@ def compare_experts(python: str, kt_threads: list[int]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """A line a row: our figure, each peer's with the ratio to it, and the ratio to the faster."""
+    """A line a row: our figure, each peer's with the ratio to it, the ratio to the faster, and reading's."""
     peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
-    head = ["work", "Isthmus", *(cell for peer in peers for cell in (peer, "ratio")), "to the faster"]
+    head = [
+        "work",
+        "Isthmus",
+        *(cell for peer in peers for cell in (peer, "ratio")),
+        "to the faster",
+        "reading, GB/s",
+    ]
     lines = [head, ["---"] * len(head)]
     for row in rows:
         cells = [f"{row.work}, {row.isa}", f"{spread(row.ours)} {row.unit}"]
         for peer in peers:
             theirs = row.peers.get(peer)
             cells += [spread(theirs), f"{row.ratio(peer):.2f}"] if theirs else ["", ""]
-        lines.append([*cells, f"{row.ratio_to_faster():.2f}" if any(row.peers.values()) else ""])
+        cells.append(f"{row.ratio_to_faster():.2f}" if any(row.peers.values()) else "")
+        lines.append([*cells, spread(row.read_gb_s) if row.read_gb_s else ""])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -233,6 +251,8 @@ def say(row: Row) -> None:
         if theirs:
             ratio = round(row.ratio(peer), 3)
             figures = {"ours": median(row.ours), "theirs": median(theirs), "unit": row.unit, "ratio": ratio}
+            if row.read_gb_s:
+                figures["read_gb_s"] = [round(end(row.read_gb_s), 1) for end in (min, max)]
             report(bench="compare", work=row.work, peer=peer, **figures, **setting() | {"isa": row.isa})
 
 

@@ -24,6 +24,7 @@ def main() -> None:
                 "gb_s": round(figures["read_gb_s"], 2),
                 "read_limit_gb_s": round(figures["read_limit_gb_s"], 2),
                 "read_share": round(figures["decode_share"], 3),
+                "memory_states": figures["memory_states"],
                 "outside_products_share": round(figures["outside_products_share"], 3),
             }
             report(bench="decode", model=path.stem, prompt_tokens=args.prompt_tokens, **line, **setting())

@@ -22,7 +22,7 @@ def run(name: str, rows_of_x: int) -> None:
     weight = packed(name, rows_of(name, MATRIX_BYTES, COLUMNS), COLUMNS)
     product = Product([weight], rows_of_x)
     limits = [read_limit(), multiply_limit(name), unpack_limit(name, COLUMNS, rows_of_x)]
-    figures = beside(limits, product, weight.nbytes, product.flop, pairs=5)
+    figures = beside(limits, product, weight.nbytes, product.flop, slices=5)
     report(bench="gemm", format=name, rows=rows_of_x, **figures)
 
 

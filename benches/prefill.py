@@ -35,7 +35,7 @@ def main() -> None:
             native.use_isa(isa)
             work = Prefill(engine, args.prompt_tokens)
             figures = beside(
-                [multiply_limit(), read_limit()], work, engine.plan.weight_bytes, flop, pairs=ROUNDS
+                [multiply_limit(), read_limit()], work, engine.plan.weight_bytes, flop, slices=ROUNDS
             )
             rate = round(args.prompt_tokens / figures["ms"] * 1e3, 1)
             line = {"prompt_tokens": args.prompt_tokens, "tok_s": rate}

@@ -33,5 +33,5 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture
 def briefly_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One slice of decoding after one of reading, and little to read: `bench` without its seconds."""
-    monkeypatch.setattr(measure, "MIN_PAIRS", 1)
+    monkeypatch.setattr(measure, "MIN_SLICES", 1)
     monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)

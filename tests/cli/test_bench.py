@@ -35,6 +35,7 @@ KEYS = [
     "read_gb_s",
     "read_limit_gb_s",
     "decode_share",
+    "memory_states",
     "outside_products_share",
     "step_shares",
     "bus_bytes_per_token",

@@ -162,6 +162,12 @@ def _summary(result: dict[str, Any], prompt_tokens: int) -> Iterator[str]:
         f"is {result['read_gb_s']:.1f} GB/s: {result['decode_share']:.0%} of what this memory gives, "
         f"{result['read_limit_gb_s']:.1f} GB/s at its best)"
     )
+    if len(states := result["memory_states"]) > 1:
+        found = (
+            f"{one['read_share']:.0%} of {one['read_limit_gb_s']:.1f} GB/s in {one['slices']} slices"
+            for one in states
+        )
+        yield f"memory was in two states (this machine is shared): {' and '.join(found)}"
     if (whole := result.get("extrapolated")) is not None:
         yield (
             f"all layers (extrapolated by bytes, not measured): prefill {whole['prefill_tok_s']:.1f}, "

@@ -1,7 +1,7 @@
 """The measurement of `isthmus bench`: prefill, then slices of decoding between slices of plain reading.
 
 On a shared machine the memory's speed drifts by tens of percent within a minute. Each slice of decoding is
-therefore divided by the slice of reading just before it, and the share is the median of these ratios.
+therefore divided by the slices of reading just before and after it; the share is the median of these ratios.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from isthmus import __version__, native
+from isthmus.cli.memory_states import between, memory_states
 from isthmus.engine.engine import Engine
 from isthmus.engine.request import Request, SamplingParams
 from isthmus.errors import EngineError
@@ -25,7 +26,7 @@ from isthmus.placement.machine import Machine
 READ_BYTES = 1 << 30  # far beyond any cache
 SLICE_S = 0.5  # longest, unless one token takes longer
 SHORTEST_SLICE_S = 0.1  # below this the ends of a slice count for too much
-MIN_PAIRS = 15
+MIN_SLICES = 15
 
 Watch = Callable[[str], None]  # what is being done, for a status line
 
@@ -34,19 +35,14 @@ def unwatched(text: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A slice of reading and the slice of decoding after it."""
+class DecodeSlice:
+    """A slice of decoding."""
 
-    limit_gb_s: float
     tokens: int
     seconds: float
     bytes_read: float  # weights and cache that the tokens made the CPU read
     bus_bytes: int  # that crossed between a device and the host
     op_seconds: dict[str, float]  # by kind of operator
-
-    @property
-    def share(self) -> float:
-        return self.bytes_read / self.seconds / 1e9 / self.limit_gb_s
 
 
 def measure(
@@ -86,20 +82,22 @@ def measure_decode(
 ) -> dict[str, Any]:
     """The figures of decoding alone, after a prompt of random tokens."""
     prompt = random_prompt(prompt_tokens, engine.info.vocab_size, seed=9)
-    pairs = _decode_pairs(engine, prompt, new_tokens, watch)
-    tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)
-    shares = {kind: sum(pair.op_seconds[kind] for pair in pairs) / seconds for kind in pairs[0].op_seconds}
+    decoded, readings = _decode_slices(engine, prompt, new_tokens, watch)
+    tokens, seconds = sum(one.tokens for one in decoded), sum(one.seconds for one in decoded)
+    shares = {kind: sum(one.op_seconds[kind] for one in decoded) / seconds for kind in decoded[0].op_seconds}
     shares["between"] = 1.0 - sum(shares.values())  # sampling, the loop, and Python
-    bytes_per_token = sum(pair.bytes_read for pair in pairs) / tokens
-    bus_bytes = sum(pair.bus_bytes for pair in pairs)
-    rates = [pair.tokens / pair.seconds for pair in pairs]
+    bytes_per_token = sum(one.bytes_read for one in decoded) / tokens
+    bus_bytes = sum(one.bus_bytes for one in decoded)
+    rates = [one.tokens / one.seconds for one in decoded]
+    beside = between([one.bytes_read / one.seconds / 1e9 for one in decoded], readings)
     return {
         "decode_tok_s": median(rates),
         "decode_slices_tok_s": rates,
         "bytes_per_token": round(bytes_per_token),
         "read_gb_s": bytes_per_token * median(rates) / 1e9,
-        "read_limit_gb_s": max(pair.limit_gb_s for pair in pairs),
-        "decode_share": median(pair.share for pair in pairs),
+        "read_limit_gb_s": max(readings),
+        "decode_share": median(one.share for one in beside),
+        "memory_states": memory_states(beside),
         "outside_products_share": 1.0 - sum(shares[kind] for kind in native.PRODUCTS),
         "step_shares": shares,
         "bus_bytes_per_token": bus_bytes / tokens,
@@ -107,8 +105,11 @@ def measure_decode(
     }
 
 
-def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, watch: Watch) -> list[Pair]:
-    """At least MIN_PAIRS pairs and `new_tokens` tokens, each slice of a length between the two bounds."""
+def _decode_slices(
+    engine: Engine, prompt: list[int], new_tokens: int, watch: Watch
+) -> tuple[list[DecodeSlice], list[float]]:
+    """At least MIN_SLICES and `new_tokens` tokens, each of a length between the two bounds; and what reading
+    gave before each and after the last, GB/s."""
     watch("what the memory gives")
     probe = native.ReadProbe(READ_BYTES)
     probe.run(SHORTEST_SLICE_S)  # the first touch of its pages
@@ -117,18 +118,19 @@ def _decode_pairs(engine: Engine, prompt: list[int], new_tokens: int, watch: Wat
     decoder.token()
     token_s = time.perf_counter() - started
     # 15 slices over the tokens asked for, if that makes them neither too long nor too short.
-    slice_s = min(max(token_s * new_tokens / MIN_PAIRS, SHORTEST_SLICE_S), SLICE_S)
-    pairs: list[Pair] = []
-    while len(pairs) < MIN_PAIRS or sum(pair.tokens for pair in pairs) < new_tokens:
-        decoder.doing = f"decode, slice {len(pairs) + 1} of at least {MIN_PAIRS}"
-        limit = probe.run(slice_s)
+    slice_s = min(max(token_s * new_tokens / MIN_SLICES, SHORTEST_SLICE_S), SLICE_S)
+    decoded: list[DecodeSlice] = []
+    readings = [probe.run(slice_s)]
+    while len(decoded) < MIN_SLICES or sum(one.tokens for one in decoded) < new_tokens:
+        decoder.doing = f"decode, slice {len(decoded) + 1} of at least {MIN_SLICES}"
         decoder.ensure_running()
-        pairs.append(_decode_slice(decoder, slice_s, limit))
+        decoded.append(_decode_slice(decoder, slice_s))
+        readings.append(probe.run(slice_s))
     decoder.end()  # the engine may be measured again
-    return pairs
+    return decoded, readings
 
 
-def _decode_slice(decoder: Decoder, slice_s: float, limit_gb_s: float) -> Pair:
+def _decode_slice(decoder: Decoder, slice_s: float) -> DecodeSlice:
     """As many tokens as `slice_s` seconds hold, as far as the last ones tell, and at least one."""
     tokens, seconds, bytes_read = 0, 0.0, 0.0
     before, crossed = native.op_seconds(), bus_bytes(decoder.engine)
@@ -138,7 +140,7 @@ def _decode_slice(decoder: Decoder, slice_s: float, limit_gb_s: float) -> Pair:
         tokens += 1
         seconds = time.perf_counter() - started
     spent = {kind: total - before[kind] for kind, total in native.op_seconds().items()}
-    return Pair(limit_gb_s, tokens, seconds, bytes_read, bus_bytes(decoder.engine) - crossed, spent)
+    return DecodeSlice(tokens, seconds, bytes_read, bus_bytes(decoder.engine) - crossed, spent)
 
 
 def bus_bytes(engine: Engine) -> int:
