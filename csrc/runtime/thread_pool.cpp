@@ -213,7 +213,7 @@ void ThreadPool::take_items(Slot& from, int worker) {
     while (!failed_.load(std::memory_order_relaxed)) {
       const int64_t left = from.end - from.next.load(std::memory_order_relaxed);
       if (left <= 0) return;
-      const int64_t count = std::clamp(left / 4, grain_.least, grain_.most);
+      const int64_t count = std::clamp(left / 2, grain_.least, grain_.most);
       const int64_t begin = from.next.fetch_add(count, std::memory_order_relaxed);
       if (begin >= from.end) return;
       body_(context_, begin, std::min(begin + count, from.end), worker);

@@ -48,8 +48,9 @@ class ThreadPool {
   // refuses.
   void resize(int threads, int nodes);
 
-  // How many items a thread takes at a time: a quarter of what is left of a worker's range, but `least` to
-  // `most` of them. So there are few ranges, and those that end a job are short.
+  // How many items a thread takes at a time: half of what is left of a worker's range, but `least` to `most`
+  // of them. So there are few ranges, those that end a job are short, and nobody waits for a core that is up
+  // to three times as slow.
   struct Grain {
     int64_t least, most;
     Grain(int64_t items) : Grain(items, items) {}

@@ -52,7 +52,7 @@ inline constexpr int64_t kAskedBytes = 16 << 10;
 // Bytes of items that are read together, where nothing else is touched: between two of them a core waits for
 // the dozen lines that say what comes next, which what it reads has pushed out of its caches, and meanwhile
 // asks for none of it (Zen 4: 0.6 us, 20 KB; so does a jump from gate to up).
-inline constexpr int64_t kStreamBytes = 1 << 20;
+inline constexpr int64_t kStreamBytes = 4 << 20;
 // The least of them: about what the end of a job costs one of its threads.
 inline constexpr int64_t kStreamEndBytes = 32 << 10;
 // Outputs of such items, if they go through a tile.

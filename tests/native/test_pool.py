@@ -59,14 +59,14 @@ def test_ranges_shrink_towards_the_end_within_their_bounds(
         assert sum(length < least for length in trace.lengths) <= threads
 
 
-def test_a_range_is_a_quarter_of_what_its_worker_has_left() -> None:
+def test_a_range_is_half_of_what_its_worker_has_left() -> None:
     native.set_threads(2)
     trace = run(128, 1, 1000)
     assert trace.visits == [1] * 128
-    # Of 64 items each: 16, 12, 9, 6, 5, 4, 3, 2 and seven times 1; two that look at once take more.
-    assert sorted(trace.lengths)[-2:] == [16, 16]
-    assert len(trace.lengths) <= 30
-    assert trace.lengths[-1] == 1
+    # Of 64 items each: 32, 16, 8, 4, 2, 1 and 1; two that look at once take more.
+    assert sorted(trace.lengths)[-2:] == [32, 32]
+    assert len(trace.lengths) <= 14
+    assert min(trace.lengths) == 1
 
 
 def test_a_thread_alone_takes_as_many_as_it_may() -> None:
