@@ -55,7 +55,9 @@ class Batch:
 
         All rows want logits, and no sequence has enough of them to be a chunk.
         """
-        return self.wants_all_logits and int(np.bincount(self.sequences.numpy()).max()) < MIN_CHUNK_ROWS
+        if not self.wants_all_logits or self.num_rows < MIN_CHUNK_ROWS:
+            return self.wants_all_logits
+        return int(np.bincount(self.sequences.numpy()).max()) < MIN_CHUNK_ROWS
 
     def prepare(self, vocab_size: int, num_blocks: int) -> Step:
         """The batch with its indices copied and checked: our own scheduler's mistakes, each a ValueError."""
@@ -215,9 +217,15 @@ def _check_layout(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_range(name: str, tensor: Tensor, below: int) -> None:
-    if tensor.numel() == 0:
+    count = tensor.numel()
+    if count == 0:
         return
-    values = tensor.numpy()  # whose minimum and maximum cost a fifth of torch's on a few rows
-    low, high = int(values.min()), int(values.max())
+    # A decode's few as a list: numpy's first comparison of a step, cold, takes 50 us, torch's more.
+    if count <= MIN_CHUNK_ROWS:
+        values = tensor.tolist()
+        low, high = min(values), max(values)
+    else:
+        array = tensor.numpy()
+        low, high = int(array.min()), int(array.max())
     if low < 0 or high >= below:
         raise ValueError(f"batch.{name} holds {low}..{high}; needs 0..{below - 1}")

@@ -14,7 +14,7 @@ from isthmus.config import MAX_CAPTURED_ROWS, PROMPT_LOGIT_ROWS
 from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.engine.scheduler import StepPlan
-from isthmus.native.handoff import Handoff, abandoned_if_failing
+from isthmus.native.handoff import Handoff
 
 if TYPE_CHECKING:
     from isthmus.engine.state import State
@@ -51,25 +51,32 @@ class Runner:
 
         They are valid until the next step. Of many rows of prompts they are computed when they are asked for.
         """
-        with torch.inference_mode(), abandoned_if_failing(self._handoff):
+        try:
             batch = make_batch(plan, self.block_tokens)
-            self.state.copy_blocks(batch.copies)
-            if self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode:
-                return self._decode(batch)
-            x = self.model.forward(batch, self.state)
+            captures = self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode
+            captured = self._captured.get(batch.num_rows) if captures else None
+            if captured is not None and not captured.foreign and not batch.copies:
+                return captured(batch)  # no torch function: the mode would cost a decode 75 us, cold
+            with torch.inference_mode():
+                self.state.copy_blocks(batch.copies)
+                if captured is not None and not captured.foreign:
+                    return captured(batch)
+                if captures and captured is None:
+                    return self._captured_from(batch)
+                x = self.model.forward(batch, self.state)
+        except BaseException:
+            if self._handoff is not None:
+                self._handoff.abandon()  # the next step finds its slots free
+            raise
         return LaterLogits(len(x), lambda rows: self.model.project(x[rows])) if batch.project_later else x
 
-    def _decode(self, batch: Batch) -> Tensor:
-        captured = self._captured.get(batch.num_rows)
-        if captured is None:
-            captured = CapturedStep(self.model, self.state, batch, self._memory)
-            if captured.foreign:
-                log.info("decode steps are not captured: %s is no recorded operator", captured.foreign)
-            self._captured[batch.num_rows] = captured
-            return captured.logits
+    def _captured_from(self, batch: Batch) -> Tensor:
+        """The logits of the first decode of so many rows."""
+        captured = CapturedStep(self.model, self.state, batch, self._memory)
         if captured.foreign:
-            return self.model.forward(batch, self.state)
-        return captured(batch)
+            log.info("decode steps are not captured: %s is no recorded operator", captured.foreign)
+        self._captured[batch.num_rows] = captured
+        return captured.logits
 
 
 class LaterLogits:
