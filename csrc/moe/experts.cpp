@@ -341,6 +341,7 @@ void Experts::down_few(Call& call, const ExpertsArgs& args) const {
           const Group& group = groups[i / pieces];
           const AffineMatrix w = group.of->down->matrix(group.expert, part);
           ask_for(group.hidden);
+          ask_for(*group.of->down, w, piece * kStep);
           count = std::min(end - i, pieces - piece);
           const int64_t first = piece * kStep, last = std::min(first + count * kStep, num_strips(w.rows));
           float* y =
