@@ -251,6 +251,14 @@ bool all_finite_row(Address logits, int64_t count) {
   return all_finite(x, count);
 }
 
+bool argmax_rows(Address logits, int64_t rows, int64_t count, Address ids) {
+  need(rows > 0 && count > 0, "argmax: ", rows, " rows of ", count, " logits");
+  const float* x = required<const float>(logits, "logits");
+  int32_t* to = required<int32_t>(ids, "ids");
+  MaybeReleaseGil release(rows * count);
+  return largest_of_rows(kernels().rows, x, rows, count, to);
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& m) {
@@ -286,6 +294,7 @@ void bind_rows(nb::module_& m) {
         "min_p"_a, "ids"_a, "weights"_a);
   m.def("draw", &isthmus::draw_many, "logits"_a, "choices"_a, "rows"_a, "count"_a, "tokens"_a);
   m.def("all_finite", &isthmus::all_finite_row, "logits"_a, "count"_a);
+  m.def("argmax", &isthmus::argmax_rows, "logits"_a, "rows"_a, "count"_a, "ids"_a);
   m.def("topn", &isthmus::topn_row, "logits"_a, "count"_a, "n"_a, "values"_a, "ids"_a);
 }
 

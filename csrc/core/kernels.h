@@ -99,6 +99,8 @@ struct RowKernels {
   void (*act_mul)(const Act& act, const float* gate, const float* up, int64_t n, float* out);
   // y[i] += w * x[i], one fma each.
   void (*axpy)(float w, const float* x, int64_t n, float* y);
+  // The largest of x[n], n > 0, if all of them are finite, which is said.
+  float (*highest)(const float* x, int64_t n, bool* finite);
   void (*rope_write)(const RopeWriteArgs& a, int64_t row_begin, int64_t row_end);
   void (*latent_write)(const LatentWriteArgs& a, int64_t row_begin, int64_t row_end);
   void (*read_rows)(const ReadRowsArgs& a, int64_t row_begin, int64_t row_end);

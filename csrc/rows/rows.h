@@ -8,6 +8,7 @@
 #include "rows/norm.h"
 #include "rows/rope.h"
 #include "rows/router.h"
+#include "rows/scan.h"
 
 namespace isthmus::ISTHMUS_ISA {
 
@@ -15,6 +16,7 @@ constexpr RowKernels row_kernels() {
   return {.rms_norm = rms_norm,
           .act_mul = act_mul,
           .axpy = axpy,
+          .highest = highest,
           .rope_write = rope_write,
           .latent_write = latent_write,
           .read_rows = read_rows,

@@ -130,4 +130,20 @@ bool all_finite(const float* x, int64_t count) {
   return (carried & 0x80000000u) == 0;
 }
 
+bool largest_of_rows(const RowKernels& kernels, const float* x, int64_t rows, int64_t count, int32_t* ids) {
+  constexpr int64_t kPiece = 4096;  // in which the largest is then looked for
+  for (int64_t row = 0; row < rows; row++, x += count) {
+    float best = kLowest;
+    int64_t piece = 0;
+    for (int64_t at = 0; at < count; at += kPiece) {
+      bool finite;
+      const float highest = kernels.highest(x + at, std::min(kPiece, count - at), &finite);
+      if (!finite) return false;
+      if (highest > best) best = highest, piece = at;
+    }
+    ids[row] = static_cast<int32_t>(std::find(x + piece, x + count, best) - x);
+  }
+  return true;
+}
+
 }  // namespace isthmus

@@ -15,6 +15,7 @@ from isthmus.engine.sampler import (
     SamplingError,
     argmax,
     check_finite,
+    greedy,
     largest,
     sample_rows,
     survivors,
@@ -247,4 +248,8 @@ def test_weights_are_the_exponentials(values: list[float], temperature: float) -
 
 
 def test_the_largest_of_each_row_is_found_in_one_call() -> None:
-    assert argmax(torch.stack([SMALL, SMALL.flip(0)])) == [1, 1]
+    rows = torch.stack([SMALL, SMALL.flip(0)])
+    assert argmax(rows) == greedy(rows) == [1, 1]
+    rows[1, 2] = -math.inf
+    assert argmax(rows) == [1, 1]
+    assert greedy(rows) is None

@@ -19,7 +19,7 @@ from isthmus.engine.job import Held, Job
 from isthmus.engine.logprobs import RowLogprobs
 from isthmus.engine.mask import Compiler, Grammars, wait_briefly
 from isthmus.engine.request import EngineStats, FinishReason, Output, Request, TokenLogprob
-from isthmus.engine.sampler import SamplingError, argmax, check_finite, sample_rows
+from isthmus.engine.sampler import SamplingError, argmax, check_finite, greedy, sample_rows
 from isthmus.engine.scheduler import Scheduler, SequenceSlice, StepPlan
 from isthmus.errors import ContextLengthError, IsthmusError, UsageError
 
@@ -196,12 +196,12 @@ class StepLoop:
         except Exception as error:
             return events + self._failed([part for part, _ in parts], error)
         chosen: list[tuple[Job, SequenceSlice, int]] = []  # the last: of its first row that is chosen from
-        all_finite = _is_finite(logits)
+        known = greedy(logits)
         end = 0
         for part, count in parts:
             begin, end = end, end + count
             job = self._job(part)
-            if not all_finite:
+            if known is None:
                 try:
                     check_finite(logits[begin:end])
                 except SamplingError as error:
@@ -213,10 +213,15 @@ class StepLoop:
         for job, part, row in chosen:
             if job.mask is not None and not job.mask.prepared.done():
                 job.held = Held(part, logits[row : row + 1].clone())
-        return events + self._answers([one for one in chosen if one[0].held is None], logits)
+        return events + self._answers([one for one in chosen if one[0].held is None], logits, known)
 
-    def _answers(self, chosen: list[tuple[Job, SequenceSlice, int]], logits: Tensor) -> list[Output]:
-        """What comes of rows that tokens are chosen from: of each its first, and masks that are prepared."""
+    def _answers(
+        self, chosen: list[tuple[Job, SequenceSlice, int]], logits: Tensor, highest: list[int] | None = None
+    ) -> list[Output]:
+        """What comes of rows that tokens are chosen from: of each its first, and masks that are prepared.
+
+        highest: the largest logit of each row, before masks, where that is known.
+        """
         events: list[Output] = []
         for job in [job for job, _, _ in chosen if job.mask and job.mask.error]:
             assert job.mask is not None
@@ -226,12 +231,14 @@ class StepLoop:
             (job, row) for job, part, first in chosen for row in range(first, first + 1 + len(part.draft))
         ]
         told = {row: job.row_logprobs(logits, row) for job, row in rows}  # before a mask is laid on them
-        self._compiler.mask([(job.mask, logits[row]) for job, row in rows if job.mask])
+        masked = [(job.mask, logits[row]) for job, row in rows if job.mask]
+        self._compiler.mask(masked)
         # One call for all rows that need only their largest logit, and one for all others.
         known: dict[int, int] = {}
         if any(job.sampler.is_argmax for job, _ in rows):
-            largest = argmax(logits)
-            known = {row: largest[row] for job, row in rows if job.sampler.is_argmax}
+            if highest is None or masked:
+                highest = argmax(logits)
+            known = {row: highest[row] for job, row in rows if job.sampler.is_argmax}
         drawn = [(job.sampler, row) for job, _, row in chosen if not job.sampler.is_argmax]
         tokens = sample_rows([(sampler, logits[row]) for sampler, row in drawn])
         known |= {row: token for (_, row), token in zip(drawn, tokens, strict=True)}
@@ -376,11 +383,3 @@ def _log_fault(what: str, error: Exception) -> None:
     is_wanted = log.isEnabledFor(logging.DEBUG if isinstance(error, IsthmusError) else logging.INFO)
     line = str(error).partition("\n")[0]
     log.error("%s: %s: %s", what, type(error).__name__, line, exc_info=error if is_wanted else None)
-
-
-def _is_finite(logits: Tensor) -> bool:
-    try:
-        check_finite(logits)
-    except SamplingError:
-        return False
-    return True

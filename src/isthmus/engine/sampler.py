@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -111,8 +112,19 @@ def _draw(logits: list[Tensor], choices: list[tuple[SamplingParams, float]]) -> 
     return drawn
 
 
+def greedy(logits: Tensor) -> list[int] | None:
+    """The most probable token of each row of f32 [R, vocab], contiguous, the lower id of equals.
+
+    None if some logit is infinite or NaN.
+    """
+    rows, count = logits.shape
+    ids = array("i", bytes(4 * rows))
+    finite = sampling.argmax(logits.data_ptr(), rows, count, ids.buffer_info()[0])
+    return ids.tolist() if finite else None
+
+
 def argmax(logits: Tensor) -> list[int]:
-    """The most probable token of each row of f32 [R, vocab], the lower id of equals."""
+    """The same where infinities may be: -inf of what a grammar forbids."""
     chosen: list[int] = logits.numpy().argmax(axis=1).tolist()
     return chosen
 
