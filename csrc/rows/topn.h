@@ -23,7 +23,7 @@ float highest_of(const float* x, int64_t count);
 bool all_finite(const float* x, int64_t count);
 
 // Both at once of all rows of x[rows, count]: false if any is not finite, else ids[r] is the largest of row
-// r, the lowest of equals. Of 152k logits it takes 12 us once they are in a core's caches.
+// r, the lowest of equals. Of 152k logits in a core's caches it takes 8 us.
 bool largest_of_rows(const RowKernels& kernels, const float* x, int64_t rows, int64_t count, int32_t* ids);
 
 }  // namespace isthmus

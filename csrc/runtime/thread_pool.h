@@ -49,8 +49,8 @@ class ThreadPool {
   void resize(int threads, int nodes);
 
   // How many items a thread takes at a time: half of what is left of a worker's range, but `least` to `most`
-  // of them. So there are few ranges, those that end a job are short, and nobody waits for a core that is up
-  // to three times as slow.
+  // of them. So there are few ranges, those that end a job are short, and a core half as fast as the others
+  // keeps nobody waiting.
   struct Grain {
     int64_t least, most;
     Grain(int64_t items) : Grain(items, items) {}

@@ -56,12 +56,12 @@ class Runner:
             batch = make_batch(plan, self.block_tokens)
             captures = self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode
             captured = self._captured.get(batch.num_rows) if captures else None
-            if captured is not None and not captured.foreign and not batch.copies:
+            if batch.copies:
+                with torch.inference_mode():
+                    self.state.copy_blocks(batch.copies)
+            if captured is not None and not captured.foreign:
                 return captured(batch)  # no torch function: the mode would cost a decode 75 us, cold
             with torch.inference_mode():
-                self.state.copy_blocks(batch.copies)
-                if captured is not None and not captured.foreign:
-                    return captured(batch)
                 if captures and captured is None:
                     return self._captured_from(batch)
                 x = self.model.forward(batch, self.state)
