@@ -123,11 +123,11 @@ def beside(
     limits = list(limits)
     work()  # pages and caches as in use
     calls: list[float] = []
-    read: dict[str, list[float]] = {limit.name: [limit.rate(LIMIT_SLICE_S)] for limit in limits}
+    readings: dict[str, list[float]] = {limit.name: [limit.rate(LIMIT_SLICE_S)] for limit in limits}
     for _ in range(slices):
         calls.append(timed(work, SLICE_S))
         for limit in limits:
-            read[limit.name].append(limit.rate(LIMIT_SLICE_S))
+            readings[limit.name].append(limit.rate(LIMIT_SLICE_S))
     seconds = median(calls)
     line: dict[str, Any] = {
         "ms": round(seconds * 1e3, 3),
@@ -136,8 +136,8 @@ def beside(
     }
     amount = {"gb_s": bytes_per_call / 1e9, "tflops": flop_per_call / 1e12}
     for limit in limits:
-        found = between([amount[limit.unit] / call for call in calls], read[limit.name])
-        line[f"{limit.name}_limit_{limit.unit}"] = round(median(read[limit.name]), 2)
+        found = between([amount[limit.unit] / call for call in calls], readings[limit.name])
+        line[f"{limit.name}_limit_{limit.unit}"] = round(median(readings[limit.name]), 2)
         line[f"{limit.name}_share"] = round(median(one.share for one in found), 3)
         if limit.name == "read":
             line["memory_states"] = memory_states(found)

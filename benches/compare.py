@@ -137,9 +137,8 @@ def compare_models(
     }
     readings = [read_limit().rate(READ_SLICE_S)]
 
-    def said(
-        name: str, rates: dict[str, float]
-    ) -> dict[str, float]:  # as they come: a run may be ended early
+    def said(name: str, rates: dict[str, float]) -> dict[str, float]:
+        """Prints them as they come: a run may be ended early."""
         readings.append(read_limit().rate(READ_SLICE_S))
         before, after = readings[-2:]
         print(f"{name}: {rates}, reading {before:.1f} GB/s before, {after:.1f} after", file=sys.stderr)
@@ -228,13 +227,8 @@ def compare_experts(python: str, kt_threads: list[int]) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """A line a row: our figure, each peer's with the ratio to it, the ratio to the faster, and reading's."""
     peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
-    head = [
-        "work",
-        "Isthmus",
-        *(cell for peer in peers for cell in (peer, "ratio")),
-        "to the faster",
-        "reading, GB/s",
-    ]
+    of_peers = [cell for peer in peers for cell in (peer, "ratio")]
+    head = ["work", "Isthmus", *of_peers, "to the faster", "reading, GB/s"]
     lines = [head, ["---"] * len(head)]
     for row in rows:
         cells = [f"{row.work}, {row.isa}", f"{spread(row.ours)} {row.unit}"]

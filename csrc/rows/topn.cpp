@@ -120,16 +120,6 @@ float highest_of(const float* x, int64_t count) {
   return *std::max_element(lanes, lanes + kLanes);
 }
 
-bool all_finite(const float* x, int64_t count) {
-  // One added to an exponent of all ones carries into the sign: integer operations, which the compiler makes
-  // vectors of.
-  uint32_t carried = 0;
-  for (int64_t i = 0; i < count; i++) {
-    carried |= (std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu) + 0x00800000u;
-  }
-  return (carried & 0x80000000u) == 0;
-}
-
 bool largest_of_rows(const RowKernels& kernels, const float* x, int64_t rows, int64_t count, int32_t* ids) {
   constexpr int64_t kPiece = 4096;  // in which the largest is then looked for
   for (int64_t row = 0; row < rows; row++, x += count) {

@@ -19,10 +19,7 @@ int64_t nucleus(const float* weights, int64_t count, double mass, int32_t* ids);
 // The largest of x[count], none of them NaN; -infinity if there are none.
 float highest_of(const float* x, int64_t count);
 
-// No infinity and no NaN among x[count].
-bool all_finite(const float* x, int64_t count);
-
-// Both at once of all rows of x[rows, count]: false if any is not finite, else ids[r] is the largest of row
+// Of all rows of x[rows, count]: false if any number is not finite, else ids[r] is the largest of row
 // r, the lowest of equals. Of 152k logits in a core's caches it takes 8 us.
 bool largest_of_rows(const RowKernels& kernels, const float* x, int64_t rows, int64_t count, int32_t* ids);
 

@@ -15,7 +15,7 @@ from isthmus.config import MAX_CAPTURED_ROWS, PROMPT_LOGIT_ROWS
 from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
 from isthmus.engine.scheduler import StepPlan
-from isthmus.native.handoff import Handoff
+from isthmus.native.handoff import Handoff, abandoned_if_failing
 
 if TYPE_CHECKING:
     from isthmus.engine.state import State
@@ -52,7 +52,7 @@ class Runner:
 
         They are valid until the next step. Of many rows of prompts they are computed when they are asked for.
         """
-        try:
+        with abandoned_if_failing(self._handoff):
             batch = make_batch(plan, self.block_tokens)
             captures = self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode
             captured = self._captured.get(batch.num_rows) if captures else None
@@ -60,15 +60,11 @@ class Runner:
                 with torch.inference_mode():
                     self.state.copy_blocks(batch.copies)
             if captured is not None and not captured.foreign:
-                return captured(batch)  # no torch function: the mode would cost a decode 75 us, cold
+                return captured(batch)  # no torch function, so no mode, whose code would be cold
             with torch.inference_mode():
                 if captures and captured is None:
                     return self._captured_from(batch)
                 x = self.model.forward(batch, self.state)
-        except BaseException:
-            if self._handoff is not None:
-                self._handoff.abandon()  # the next step finds its slots free
-            raise
         return LaterLogits(len(x), lambda rows: self.model.project(x[rows])) if batch.project_later else x
 
     def _captured_from(self, batch: Batch) -> Tensor:
