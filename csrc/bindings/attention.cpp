@@ -2,8 +2,10 @@
 #include "attention/attention.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
+#include <vector>
 
 #include "attention/paged_rows.h"
 #include "bindings/recorded.h"
@@ -133,12 +135,19 @@ PagedRows paged_rows(Address sequences, Address positions, Address slots, Addres
                    num_blocks);
 }
 
+using Ints = std::vector<int32_t>;
+
 // Other rows in the place of these, for the program that was recorded with them: as many, of the same caches.
-void move_to(PagedRows& self, const PagedRows& rows) {
-  need(rows.rows() == self.rows() && rows.num_blocks() == self.num_blocks(), "PagedRows: ", rows.rows(),
-       " rows of ", rows.num_blocks(), " blocks cannot take the place of ", self.rows(), " of ",
-       self.num_blocks());
-  self = rows;
+void take(PagedRows& self, const Ints& sequences, const Ints& positions, const Ints& slots,
+          const Ints& block_tables, int64_t num_sequences) {
+  const auto rows = static_cast<int64_t>(positions.size()), blocks = static_cast<int64_t>(block_tables.size());
+  need(rows == self.rows(), "PagedRows: ", rows, " rows cannot take the place of ", self.rows());
+  need(sequences.size() == positions.size() && slots.size() == positions.size(), "PagedRows: ",
+       sequences.size(), " sequences and ", slots.size(), " slots for ", rows, " rows");
+  need(num_sequences > 0 && blocks % num_sequences == 0, "PagedRows: ", blocks, " blocks are no tables of ",
+       num_sequences, " sequences");
+  self = PagedRows(sequences.data(), positions.data(), slots.data(), block_tables.data(), rows, num_sequences,
+                   blocks / num_sequences, self.num_blocks());
 }
 
 }  // namespace
@@ -147,7 +156,7 @@ void bind_attention(nb::module_& m) {
   nb::class_<PagedRows>(m, "PagedRows")
       .def(nb::new_(&paged_rows), "sequences"_a, "positions"_a, "slots"_a, "block_tables"_a, "num_rows"_a,
            "num_sequences"_a, "max_blocks"_a, "num_blocks"_a)
-      .def("move_to", &move_to, "rows"_a)
+      .def("take", &take, "sequences"_a, "positions"_a, "slots"_a, "block_tables"_a, "num_sequences"_a)
       .def_prop_ro("num_rows", &PagedRows::rows)
       .def_prop_ro("max_position", &PagedRows::max_position);
   nb::class_<AttentionOp>(m, "Attention")

@@ -1,8 +1,11 @@
 // Python's way to norms, activations, rope and cache writes, the router and the largest logits. Memory
 // crosses as addresses; what counts and geometry can get wrong is checked here.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -253,12 +256,13 @@ bool all_finite_row(Address logits, int64_t count) {
   return finite;
 }
 
-bool argmax_rows(Address logits, int64_t rows, int64_t count, Address ids) {
-  need(rows > 0 && count > 0, "argmax: ", rows, " rows of ", count, " logits");
+std::optional<std::vector<int32_t>> greedy_rows(Address logits, int64_t rows, int64_t count) {
+  need(rows > 0 && count > 0, "greedy: ", rows, " rows of ", count, " logits");
   const float* x = required<const float>(logits, "logits");
-  int32_t* to = required<int32_t>(ids, "ids");
+  std::vector<int32_t> ids(static_cast<size_t>(rows));
   MaybeReleaseGil release(rows * count);
-  return largest_of_rows(kernels().rows, x, rows, count, to);
+  if (!largest_of_rows(kernels().rows, x, rows, count, ids.data())) return std::nullopt;
+  return ids;
 }
 
 }  // namespace
@@ -296,7 +300,7 @@ void bind_rows(nb::module_& m) {
         "min_p"_a, "ids"_a, "weights"_a);
   m.def("draw", &isthmus::draw_many, "logits"_a, "choices"_a, "rows"_a, "count"_a, "tokens"_a);
   m.def("all_finite", &isthmus::all_finite_row, "logits"_a, "count"_a);
-  m.def("argmax", &isthmus::argmax_rows, "logits"_a, "rows"_a, "count"_a, "ids"_a);
+  m.def("greedy", &isthmus::greedy_rows, "logits"_a, "rows"_a, "count"_a);
   m.def("topn", &isthmus::topn_row, "logits"_a, "count"_a, "n"_a, "values"_a, "ids"_a);
 }
 

@@ -22,7 +22,6 @@ from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine import loading
 from isthmus.engine.engine import Engine
 from isthmus.engine.padding import bucket_of
-from isthmus.engine.runner import make_batch
 from isthmus.engine.scheduler import StepPlan
 from isthmus.errors import NotEnoughMemoryError
 from isthmus.modules import split
@@ -152,7 +151,7 @@ def test_rows_that_fill_up_change_rounding_at_most(engine: Engine) -> None:
     def both(execute: Step, plan: StepPlan) -> Tensor:
         captured = execute(plan).clone()
         if plan.num_rows == 3:
-            batch = make_batch(plan, BLOCK_TOKENS, runner.table_width)
+            batch = runner._batch(plan)
             with torch.inference_mode():
                 plain = runner._eager(runner.model.prepare(batch, runner.state.num_blocks))
             compared.append(distance(captured, plain))
@@ -313,7 +312,7 @@ def test_drafts_are_verified_by_the_captured_decodes(
 
     def as_it_is(plan: StepPlan) -> Tensor:
         captured = execute(plan).clone()
-        batch = make_batch(plan, BLOCK_TOKENS, runner.table_width)
+        batch = runner._batch(plan)
         if len(plan.slices) < batch.num_rows <= 32 and batch.is_like_decode:
             with torch.inference_mode(), runner.places[0].lane.here():
                 plain = runner._eager(runner.model.prepare(batch, runner.state.num_blocks))

@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.stand_in import run as run_engine
 from engine.stand_in import runner_of, start
 from isthmus.config import BLOCK_TOKENS, PROMPT_LOGIT_ROWS, RunOptions
+from isthmus.engine import indices as indices_module
 from isthmus.engine import loop as loop_module
-from isthmus.engine import runner as runner_module
 from isthmus.engine.loop import StepLoop
 from isthmus.engine.request import Output, Request, SamplingParams, TokenLogprob
 from isthmus.engine.runner import LaterLogits, Runner
@@ -179,7 +179,7 @@ def test_on_devices_pieces_are_what_all_would_be_at_once(
     told = []
     for rows in (64, 1000):
         monkeypatch.setattr(loop_module, "PROMPT_LOGIT_ROWS", rows)
-        monkeypatch.setattr(runner_module, "PROMPT_LOGIT_ROWS", rows)
+        monkeypatch.setattr(indices_module, "PROMPT_LOGIT_ROWS", rows)
         engine = start(path, monkeypatch, gpus=gpus, context_tokens=256, chunk_tokens=128)
         engine.add(scoring("a", prompt_of(150, tiny.VOCAB, seed=1)))
         told.append(told_of(run_engine(engine, [])))

@@ -12,6 +12,7 @@ from torch import Tensor
 from isthmus.config import BLOCK_TOKENS, RunOptions
 from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
+from isthmus.engine.indices import Indices
 from isthmus.engine.state import State
 from isthmus.models.base import Model, load_model
 from isthmus.weights.source import open_weights
@@ -67,6 +68,21 @@ class Session:
         return list(logits.split([len(piece) for _, piece in pieces]))
 
 
+def indices(batch: Batch) -> Indices:
+    """The same as a record takes it."""
+    return Indices(
+        tokens=batch.tokens.tolist(),
+        positions=batch.positions.tolist(),
+        sequences=batch.sequences.tolist(),
+        slots=batch.slots.tolist(),
+        block_tables=batch.block_tables.flatten().tolist(),
+        num_sequences=len(batch.block_tables),
+        logit_rows=batch.logit_rows.tolist(),
+        sampled=[] if batch.sampled is None else batch.sampled.tolist(),
+        copies=list(batch.copies),
+    )
+
+
 def whole(model: Model, prompt: Prompt) -> Tensor:
     """Logits [tokens, vocab] of a prompt in one step."""
     return Session(model, 1, len(prompt)).step([(0, prompt)])[0]
@@ -95,5 +111,5 @@ def run_and_recorded(model: Model, prompts: Sequence[Prompt], decodes: int) -> l
     with torch.inference_mode():
         captured = CapturedStep(model, session.state, session.batch([(0, [1])]), StepMemory())
         assert captured.foreign == []
-        logits += [captured.logits.clone(), captured(session.batch([(0, [2])])).clone()]
+        logits += [captured.logits.clone(), captured(indices(session.batch([(0, [2])]))).clone()]
     return logits

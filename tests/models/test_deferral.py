@@ -24,7 +24,7 @@ from isthmus.modules.streamed import Streaming
 from isthmus.native.handoff import abandoned_if_failing
 from isthmus.weights.source import open_weights
 from models import cases, tiny
-from models.steps import Prompt, Session, prompt_of
+from models.steps import Prompt, Session, indices, prompt_of
 
 F32_BOUND = 1e-3  # of the logits' standard deviation, as in test_logits
 LAYERS = 3  # with experts: what is late in the first two joins the second and the third
@@ -232,7 +232,7 @@ def test_a_record_gives_the_models_bits_whichever_rows_are_sampled(
     with torch.inference_mode():
         record = CapturedStep(model, sessions[0].state, batches[0], StepMemory())
         assert record.foreign == []
-        got = [record.logits.clone(), *(record(batch).clone() for batch in batches[1:])]
+        got = [record.logits.clone(), *(record(indices(batch)).clone() for batch in batches[1:])]
     for mine, theirs in zip(got, wanted, strict=True):
         assert torch.equal(mine, theirs)
 

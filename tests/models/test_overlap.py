@@ -20,7 +20,7 @@ from isthmus.native.handoff import Event, Threaded, abandoned_if_failing
 from isthmus.native.ops import Experts
 from isthmus.weights.source import open_weights
 from models import tiny
-from models.steps import Session, prompt_of, whole
+from models.steps import Session, indices, prompt_of, whole
 
 LAYERS = {"qwen3moe": [0, 1], "deepseek-v3": [1, 2]}  # with experts; deepseek's first is dense
 SEQUENCES = 8
@@ -73,7 +73,7 @@ def captured(session: Session) -> list[Tensor]:
             batches = [session.batch([(i, [7 + i + turn]) for i in range(count)]) for turn in range(3)]
             record = CapturedStep(session.model, session.state, batches[0], StepMemory())
             assert record.foreign == []
-            logits += [record.logits.clone(), *(record(batch).clone() for batch in batches[1:])]
+            logits += [record.logits.clone(), *(record(indices(batch)).clone() for batch in batches[1:])]
     return logits
 
 
@@ -219,9 +219,9 @@ def test_a_fault_in_a_record_ends_its_run_and_the_next_one_works(
         assert isinstance(handoff, Threaded)
         handoff._native.set_pretended(layer, 0, "no such luck")
         with pytest.raises(HandoffError, match=f"layer {layer}.*no such luck"), abandoned_if_failing(handoff):
-            record(batches[1])
+            record(indices(batches[1]))
         handoff.set_experts(layer, experts[layer])
-        assert torch.equal(record(batches[1]), good)
+        assert torch.equal(record(indices(batches[1])), good)
     split.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,11 +73,34 @@ def test_an_operator_that_fails_ends_the_run_and_the_next_run_is_whole() -> None
         attention(
             query.ctypes.data, 8, step, caches[0].ctypes.data, caches[1].ctypes.data, out.ctypes.data, 8
         )
-    with pytest.raises(ValueError, match="2 rows of 1 blocks cannot take the place of 1 of 1"):
-        step.move_to(indices(2))
+    with pytest.raises(ValueError, match="2 rows cannot take the place of 1"):
+        step.take([0, 0], [0, 0], [0, 0], [0], 1)
     out[:] = 1
     program.run()
     assert (out == 0).all()  # values of the empty cache
+
+
+@pytest.mark.parametrize(
+    ("taken", "error"),
+    [
+        (([0, 0], [0, 0], [0, 0], [0], 1), "2 rows cannot take the place of 1"),
+        (([0], [0], [0, 1], [0], 1), "1 sequences and 2 slots for 1 rows"),
+        (([0], [0], [0], [0, 0, 0], 2), "3 blocks are no tables of 2 sequences"),
+        (([0], [0], [0], [], 0), "0 blocks are no tables of 0 sequences"),
+        (([1], [0], [0], [0], 1), "row 0: sequence 1 is outside"),
+        (([0], [64], [0], [0], 1), "row 0: position 64 is outside"),
+        (([0], [0], [128], [0], 1), "row 0: slot 128 is outside"),
+        (([0], [0], [0], [2], 1), "row 0: block of its sequence 2 is outside"),
+    ],
+)
+def test_rows_that_lead_out_of_the_caches_are_not_taken(taken: Any, error: str) -> None:
+    zero = np.zeros(1, np.int32).ctypes
+    step = rows.PagedRows(*[zero.data] * 4, 1, num_sequences=1, max_blocks=1, num_blocks=2)
+    with pytest.raises(ValueError, match=error):
+        step.take(*taken)
+    assert step.max_position == 0
+    step.take([1], [70], [64 + 6], [0, 0, 0, 1], 2)
+    assert (step.num_rows, step.max_position) == (1, 70)
 
 
 def test_seconds_are_counted_by_kind() -> None:

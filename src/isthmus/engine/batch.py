@@ -8,8 +8,10 @@ they take addresses and trust every index.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from torch import Tensor
 
 from isthmus.config import BLOCK_TOKENS, MIN_CHUNK_ROWS
 from isthmus.native.rows import PagedRows
+
+if TYPE_CHECKING:
+    from isthmus.engine.indices import Indices
 
 GEMM_ROWS = 32  # that a matrix unit takes at a time: fewer leave part of it empty
 
@@ -55,9 +60,7 @@ class Batch:
 
         All rows want logits, and no sequence has enough of them to be a chunk.
         """
-        if not self.wants_all_logits or self.num_rows < MIN_CHUNK_ROWS:
-            return self.wants_all_logits
-        return int(np.bincount(self.sequences.numpy()).max()) < MIN_CHUNK_ROWS
+        return looks_like_decode(self.logit_rows.tolist(), self.sequences.tolist())
 
     def prepare(self, vocab_size: int, num_blocks: int) -> Step:
         """The batch with its indices copied and checked: our own scheduler's mistakes, each a ValueError."""
@@ -72,8 +75,8 @@ class Batch:
         if self.sampled is not None:
             _check_layout("sampled", self.sampled, (rows,))
         _check_layout("logit_rows", self.logit_rows, (self.logit_rows.numel(),))
-        _check_range("tokens", self.tokens, vocab_size)
-        _check_range("logit_rows", self.logit_rows, rows)
+        check_range("tokens", self.tokens.tolist(), vocab_size)
+        check_range("logit_rows", self.logit_rows.tolist(), rows)
         return Step(self, num_blocks)
 
     def paged_rows(self, begin: int, end: int, num_blocks: int) -> PagedRows:
@@ -132,11 +135,15 @@ class Step:
         sequences = self.batch.sequences.numpy()
         return count // 2 if self.batch.is_like_decode or sequences[0] != sequences[-1] else 0
 
-    def move_to(self, step: Step) -> None:
-        """What was recorded with this step runs over the indices of `step` next: as many rows, cut alike."""
-        self.rows.move_to(step.rows)
-        for half, to in zip(self._halves, step._halves, strict=True):
-            half.rows.move_to(to.rows)
+    def take(self, rows: Indices) -> None:
+        """What was recorded with this step runs over these indices next: as many rows, cut alike."""
+        self.rows.take(rows.sequences, rows.positions, rows.slots, rows.block_tables, rows.num_sequences)
+        begin = 0
+        for half in self._halves:
+            end = begin + half.batch.num_rows
+            of_rows = (rows.sequences[begin:end], rows.positions[begin:end], rows.slots[begin:end])
+            half.rows.take(*of_rows, rows.block_tables, rows.num_sequences)
+            begin = end
 
     def parts(self, chunk_rows: int) -> list[Part]:
         """The rows in order, cut so that every chunk (chunk_rows or more of one sequence) stands alone."""
@@ -161,6 +168,13 @@ class Part:
             blocks = batch.block_tables[int(batch.sequences[begin])]
             slots = blocks[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, dtype=torch.int32)
             self.key_slots = slots.view(-1)[: self.rows.max_position + 1]  # int32 [keys the last row sees]
+
+
+def looks_like_decode(logit_rows: list[int], sequences: list[int]) -> bool:
+    """Whether all rows want logits, and no sequence has enough of them to be a chunk."""
+    if logit_rows != [*range(len(sequences))]:
+        return False
+    return len(sequences) < MIN_CHUNK_ROWS or max(Counter(sequences).values()) < MIN_CHUNK_ROWS
 
 
 def _counts_up(rows: Tensor) -> bool:
@@ -216,16 +230,7 @@ def _check_layout(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_range(name: str, tensor: Tensor, below: int) -> None:
-    count = tensor.numel()
-    if count == 0:
-        return
-    # A decode's few as a list: numpy's first comparison of a step, cold, takes 50 us, torch's more.
-    if count <= MIN_CHUNK_ROWS:
-        values = tensor.tolist()
-        low, high = min(values), max(values)
-    else:
-        array = tensor.numpy()
-        low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= below:
-        raise ValueError(f"batch.{name} holds {low}..{high}; needs 0..{below - 1}")
+def check_range(name: str, values: list[int], below: int) -> None:
+    """As a list: numpy's first comparison of a step, cold, takes 50 us, torch's more."""
+    if values and not 0 <= min(values) <= max(values) < below:
+        raise ValueError(f"batch.{name} holds {min(values)}..{max(values)}; needs 0..{below - 1}")

@@ -22,8 +22,9 @@ from isthmus.engine.batch import Batch, Step
 from isthmus.engine.device_trace import DeviceSpan, Marks, marked
 from isthmus.engine.devices import first_line
 from isthmus.engine.graphs import Lane, Replay
+from isthmus.engine.indices import indices_of
 from isthmus.engine.padding import bucket_of, each_its_own, padded
-from isthmus.engine.runner import LaterLogits, Rows, make_batch
+from isthmus.engine.runner import LaterLogits, Rows
 from isthmus.engine.scheduler import StepPlan
 from isthmus.errors import EngineError
 from isthmus.modules.on_gpu.step import DeviceStep
@@ -87,19 +88,22 @@ class DeviceRunner:
         are asked for. Raises HandoffError for what failed on the CPU, and EngineError
         where a device had no memory left; the next step works.
         """
-        return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=True)
+        return self._step(self._batch(plan), may_capture=True)
 
     def eager(self, plan: StepPlan) -> Tensor | LaterLogits:
         """The same by calling the model, for as many rows as a captured step would have: what captured steps
         are compared with. (Products of another number of rows may be summed in another order.)"""
-        return self._step(make_batch(plan, self.block_tokens, self.table_width), may_capture=False)
+        return self._step(self._batch(plan), may_capture=False)
 
     def traced(self, plan: StepPlan) -> tuple[Tensor | LaterLogits, list[DeviceSpan]]:
         """`eager`, and what each stage's device did when."""
-        batch = make_batch(plan, self.block_tokens, self.table_width)
+        batch = self._batch(plan)
         marks: list[Marks] = []
         logits = self._step(batch, may_capture=False, marks=marks)
         return logits, [span for number, of in enumerate(marks) for span in of.spans(number)]
+
+    def _batch(self, plan: StepPlan) -> Batch:
+        return indices_of(plan, self.block_tokens, self.table_width).batch()
 
     def warm_up(self, chunk_rows: int, buckets: Sequence[int]) -> None:
         """Where lanes compile: prefills of up to `chunk_rows` rows, and decodes of as many rows as `buckets`

@@ -183,10 +183,8 @@ class StepLoop:
 
     def _outcomes(self, plan: StepPlan, of_plan: Logits) -> list[Output]:
         """The events of a step whose rows are computed."""
-        if not len(of_plan):  # chunks inside prompts
-            return []
         events, parts, wanted = self._told(plan, of_plan)
-        if not parts:
+        if not parts:  # chunks inside prompts
             return events
         try:
             if isinstance(of_plan, Tensor) and not plan.tells_prompts:
@@ -240,8 +238,9 @@ class StepLoop:
                 highest = argmax(logits)
             known = {row: highest[row] for job, row in rows if job.sampler.is_argmax}
         drawn = [(job.sampler, row) for job, _, row in chosen if not job.sampler.is_argmax]
-        tokens = sample_rows([(sampler, logits[row]) for sampler, row in drawn])
-        known |= {row: token for (_, row), token in zip(drawn, tokens, strict=True)}
+        if drawn:
+            tokens = sample_rows([(sampler, logits[row]) for sampler, row in drawn])
+            known |= {row: token for (_, row), token in zip(drawn, tokens, strict=True)}
         for job, part, first in chosen:
             answer = self._choose(job, part, logits, known, first)
             events += self._advance(job, part.draft, answer, [told[first + at] for at in range(len(answer))])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Callable
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from isthmus.config import MAX_CAPTURED_ROWS, PROMPT_LOGIT_ROWS
+from isthmus.config import MAX_CAPTURED_ROWS
 from isthmus.engine.batch import Batch
 from isthmus.engine.captured import CapturedStep, StepMemory
+from isthmus.engine.indices import indices_of
 from isthmus.engine.scheduler import StepPlan
 from isthmus.native.handoff import Handoff, abandoned_if_failing
 
@@ -52,19 +51,26 @@ class Runner:
 
         They are valid until the next step. Of many rows of prompts they are computed when they are asked for.
         """
+        if self._handoff is None:
+            return self._computed(plan)
         with abandoned_if_failing(self._handoff):
-            batch = make_batch(plan, self.block_tokens)
-            captures = self._captures and batch.num_rows <= MAX_CAPTURED_ROWS and batch.is_like_decode
-            captured = self._captured.get(batch.num_rows) if captures else None
-            if batch.copies:
-                with torch.inference_mode():
-                    self.state.copy_blocks(batch.copies)
-            if captured is not None and not captured.foreign:
-                return captured(batch)  # no torch function, so no mode, whose code would be cold
+            return self._computed(plan)
+
+    def _computed(self, plan: StepPlan) -> Tensor | LaterLogits:
+        rows = indices_of(plan, self.block_tokens)
+        num_rows = len(rows.tokens)
+        captures = self._captures and num_rows <= MAX_CAPTURED_ROWS and rows.is_like_decode
+        captured = self._captured.get(num_rows) if captures else None
+        if rows.copies:
             with torch.inference_mode():
-                if captures and captured is None:
-                    return self._captured_from(batch)
-                x = self.model.forward(batch, self.state)
+                self.state.copy_blocks(rows.copies)
+        if captured is not None and not captured.foreign:
+            return captured(rows)  # no torch function, so no mode, whose code would be cold
+        batch = rows.batch()
+        with torch.inference_mode():
+            if captures and captured is None:
+                return self._captured_from(batch)
+            x = self.model.forward(batch, self.state)
         return LaterLogits(len(x), lambda rows: self.model.project(x[rows])) if batch.project_later else x
 
     def _captured_from(self, batch: Batch) -> Tensor:
@@ -100,46 +106,3 @@ class LaterLogits:
             return logits
 
         return LaterLogits(self._count, project)
-
-
-def make_batch(plan: StepPlan, block_tokens: int, table_width: int = 0) -> Batch:
-    """The rows of all slices, slice after slice; int32 CPU tensors as `Batch` states them.
-
-    table_width: blocks in a line of the tables, 0: as many as the longest sequence has.
-    """
-    width = table_width or max(len(part.sequence.blocks) for part in plan.slices)
-    # Lists, and one tensor that is split: a decode's few rows take a quarter of the time of arrays, cold.
-    tokens: list[int] = []
-    positions: list[int] = []
-    sequences: list[int] = []
-    slots: list[int] = []
-    sampled: list[bool] = []
-    block_tables: list[int] = []
-    logit_rows: list[int] = []
-    copies: list[tuple[int, int]] = []
-    for line, part in enumerate(plan.slices):
-        blocks, places = part.sequence.blocks, range(part.start, part.start + part.num_rows)
-        tokens += part.tokens
-        positions += places
-        sequences += [line] * len(places)
-        slots += [blocks[at // block_tokens] * block_tokens + at % block_tokens for at in places]
-        sampled += [at >= part.sequence.num_prompt_tokens for at in places]
-        block_tables += blocks
-        block_tables += [0] * (width - len(blocks))
-        if part.source is not None:
-            copies.append((part.source, blocks[part.start // block_tokens]))
-        logit_rows += range(len(tokens) - part.num_logits, len(tokens))
-    parts = (tokens, positions, sequences, slots, sampled, logit_rows, block_tables)
-    joined = torch.frombuffer(array("i", chain.from_iterable(parts)), dtype=torch.int32)
-    of_rows = joined.split_with_sizes([len(part) for part in parts])
-    return Batch(
-        tokens=of_rows[0],
-        positions=of_rows[1],
-        sequences=of_rows[2],
-        slots=of_rows[3],
-        sampled=of_rows[4],
-        logit_rows=of_rows[5],
-        block_tables=of_rows[6].view(len(plan.slices), width),
-        project_later=plan.tells_prompts and len(logit_rows) > PROMPT_LOGIT_ROWS,
-        copies=tuple(copies),
-    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import random
-from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -37,16 +36,13 @@ class Sampler:
         bias = sorted(params.logit_bias.items())
         self._bias_ids = torch.tensor([token for token, _ in bias], dtype=torch.int64)
         self._bias = torch.tensor([value for _, value in bias], dtype=torch.float32)
+        # Whether it chooses the largest of the logits as they are: then many rows can be chosen at once.
+        self.is_argmax = params.greedy and not params.penalised and not bias
         self._seen = self._counts = torch.empty(0)
         if params.penalised:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool)  # in prompt or answer
             self._seen[torch.tensor(list(prompt), dtype=torch.int64)] = True
             self._counts = torch.zeros(vocab_size)  # in the answer
-
-    @property
-    def is_argmax(self) -> bool:
-        """Whether it chooses the largest of the logits as they are: then many rows can be chosen at once."""
-        return self.params.greedy and not self.params.penalised and not len(self._bias_ids)
 
     def sample(self, logits: Tensor) -> int:
         """logits: [vocab] f32, contiguous, not changed; -inf for a token that may not be chosen, -1 if none
@@ -117,10 +113,7 @@ def greedy(logits: Tensor) -> list[int] | None:
 
     None if some logit is infinite or NaN.
     """
-    rows, count = logits.shape
-    ids = array("i", bytes(4 * rows))
-    finite = sampling.argmax(logits.data_ptr(), rows, count, ids.buffer_info()[0])
-    return ids.tolist() if finite else None
+    return sampling.greedy(logits.data_ptr(), *logits.shape)
 
 
 def argmax(logits: Tensor) -> list[int]:

@@ -15,6 +15,7 @@ This module knows no torch, no model and no scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from isthmus.formats.kv_cache import KvDtype
@@ -62,12 +63,20 @@ class PagedRows:
             sequences, positions, slots, block_tables, num_rows, num_sequences, max_blocks, num_blocks
         )
 
-    def move_to(self, rows: PagedRows) -> None:
-        """Holds the indices of `rows` from now on: as many rows of the same caches, or a ValueError.
+    def take(
+        self,
+        sequences: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        block_tables: Sequence[int],
+        num_sequences: int,
+    ) -> None:
+        """Holds these indices from now on, checked as the first: as many rows of the same caches.
 
-        What was recorded with these (native.Program) runs over those next.
+        block_tables: num_sequences lines one after the other. ValueError: these rows stay as they were.
+        What was recorded with them (native.Program) runs over the new ones next.
         """
-        self.handle.move_to(rows.handle)
+        self.handle.take(sequences, positions, slots, block_tables, num_sequences)
 
     @property
     def num_rows(self) -> int:

@@ -40,12 +40,12 @@ def draw(logits: int, choices: int, num_rows: int, count: int, tokens: int) -> N
     _native.draw(logits, choices, num_rows, count, tokens)
 
 
-def argmax(logits: int, num_rows: int, count: int, ids: int) -> bool:
-    """ids: int32 [num_rows], of the largest in each row of f32 [num_rows, count], the lower of equals.
+def greedy(logits: int, num_rows: int, count: int) -> list[int] | None:
+    """The ids of the largest in each row of f32 [num_rows, count], the lower of equals.
 
-    False, and they hold anything, if some logit is infinite or NaN.
+    None if some logit is infinite or NaN.
     """
-    return _native.argmax(logits, num_rows, count, ids)
+    return _native.greedy(logits, num_rows, count)
 
 
 def all_finite(logits: int, count: int) -> bool:
