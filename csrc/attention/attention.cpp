@@ -126,6 +126,7 @@ void run_attention(const AttentionArgs& a, const std::vector<RowRun>& runs) {
   const size_t scratch_bytes = sizeof(float) * (bf16 ? attention_bf16_scratch_floats(a.qk_dim, a.v_dim)
                                                      : attention_scratch_floats(a.qk_dim, a.v_dim));
   shared.items = plan.items.data();
+  shared.items_end = shared.items + plan.items.size();
   pool.parallel(static_cast<int64_t>(plan.items.size()), 1, [&](int64_t begin, int64_t end, int worker) {
     AttentionArgs mine = shared;
     mine.scratch = reinterpret_cast<float*>(pool.scratch(worker, scratch_bytes));

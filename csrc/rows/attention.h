@@ -26,9 +26,10 @@ struct BlockAttention {
   float* values;  // what P makes of them
   Element* q;     // [tiles][dims / kStep][8][kStep]
   Element* keys;  // [8][dims], of keys that cannot be read where they stand
+  const AttentionItem* next;  // the item behind this one, or null
 
-  ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory)
-      : t(task), tiles((task.num_queries() + kTileQueries - 1) / kTileQueries), dims(padded_dim(t.a.qk_dim)) {
+  ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory, const AttentionItem* next)
+      : t(task), tiles((task.num_queries() + kTileQueries - 1) / kTileQueries), dims(padded_dim(t.a.qk_dim)), next(next) {
     const int rows = attention_tile_rows(t.a.qk_dim, t.a.v_dim);
     scores = memory;
     maxima = scores + rows * kBlockTokens;
@@ -36,7 +37,26 @@ struct BlockAttention {
     values = sums + 2 * rows;
     q = reinterpret_cast<Element*>(values + P::kValueFloats);
     keys = q + rows * dims;
+    ask_for_first();
     pack_queries();
+  }
+
+  // The queries, which another core may have, and the first keys, which no block before asks for.
+  ISTHMUS_INLINE void ask_for_first() const {
+    for (int i = 0; i < t.num_queries(); i++) {
+      for (int d = 0; d < t.a.qk_dim; d += 16) __builtin_prefetch(t.query(i) + d, 0, 2);
+    }
+    const int64_t block = t.first_block();
+    const int count = in_block(t.last_key(t.item.rows - 1) - block * kBlockTokens);
+    prefetch_rows(t.keys_of(block), 0, count, t.a.qk_dim);
+  }
+
+  // The keys that come after a block's.
+  ISTHMUS_INLINE LinesAhead keys_after(int64_t block, bool more) const {
+    if (more) return LinesAhead::of(t.keys_of(block + 1), t.a.qk_dim, kBlockTokens);
+    if (next == nullptr) return LinesAhead::of(t.keys_of(block), t.a.qk_dim, 0);
+    const AttentionTask after(t.a, *next);
+    return LinesAhead::of(after.keys_of(after.first_block()), t.a.qk_dim, kBlockTokens);
   }
 
   // Queries past the last are zero.
@@ -197,11 +217,10 @@ struct BlockAttention {
     const int tile_begin = row_begin * t.item.heads / kTileQueries;
     const int tile_end = (row_end * t.item.heads + kTileQueries - 1) / kTileQueries;
     // Memory is asked for through all phases: this block's values now, the next one's keys below.
-    const BlockRows v_ahead = t.values_of(block), k_ahead = t.keys_of(more ? block + 1 : block);
-    LinesAhead values_ahead = LinesAhead::of(v_ahead, t.a.v_dim, t.a.kv.v != t.a.kv.k ? end : 0);
+    LinesAhead values_ahead = LinesAhead::of(t.values_of(block), t.a.v_dim, t.a.kv.v != t.a.kv.k ? end : 0);
     score(with_scales(t.keys_of(block), t.a.qk_dim, t.scales), begin, end, tile_begin, tile_end,
           values_ahead);
-    LinesAhead keys_ahead = LinesAhead::of(k_ahead, t.a.qk_dim, more ? kBlockTokens : 0);
+    LinesAhead keys_ahead = keys_after(block, more);
 
     Seen seen[kAttentionMaxTiles];
     for (int tile = tile_begin; tile < tile_end; tile++) {
@@ -231,7 +250,6 @@ struct BlockAttention {
 
   // States of the queries over the keys of split `s` alone.
   inline bool attend_split(int64_t s) const {
-    constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
     const int64_t first_block = t.first_key(0) / kBlockTokens;
     const int64_t end_block = (t.last_key(t.item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
     for (int i = 0; i < t.num_queries(); i++) t.state(t.split, i).clear();
@@ -254,13 +272,14 @@ struct BlockAttention {
 };
 
 inline void attend_in_fp32(const AttentionTask& task, int64_t split) {
-  BlockAttention<F32Products>(task, task.driver).attend_split(split);
+  BlockAttention<F32Products>(task, task.driver, nullptr).attend_split(split);
 }
 
 inline void attention(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
   for (int64_t i = item_begin; i < item_end; i++) {
     const AttentionTask task(a, a.items[i]);
-    const BlockAttention<F32Products> blocks(task, task.driver);
+    const AttentionItem* next = a.items + i + 1 < a.items_end ? a.items + i + 1 : nullptr;
+    const BlockAttention<F32Products> blocks(task, task.driver, next);
     task.run([&](int64_t s) ISTHMUS_INLINE_LAMBDA { blocks.attend_split(s); });
   }
 }

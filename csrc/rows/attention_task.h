@@ -11,6 +11,8 @@
 
 namespace isthmus::ISTHMUS_ISA {
 
+constexpr int64_t kSplitBlocks = kSplitTokens / kBlockTokens;
+
 // The item's query rows in order (row, head), heads innermost: rows at rising positions, so that those with
 // any key in a block are neighbours.
 struct AttentionTask {
@@ -52,6 +54,12 @@ struct AttentionTask {
   ISTHMUS_INLINE int64_t first_key(int row) const {
     const int64_t last = int64_t{a.positions[item.row + row]} + 1;
     return a.window > 0 && last > a.window ? last - a.window : 0;
+  }
+
+  // Of those that hold keys of the item.
+  ISTHMUS_INLINE int64_t first_block() const {
+    const int64_t seen = first_key(0) / kBlockTokens, own = item.split_begin * kSplitBlocks;
+    return seen > own ? seen : own;
   }
 
   // Where a block's keys (or values) of this kv head begin.
