@@ -103,9 +103,19 @@ def _nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def _iq4_nl(values: np.ndarray) -> np.ndarray:
+    """As files are made: of 15 scales that put the largest value near -127, the one whose codes fit best, by
+    squared errors weighted with x^2, and then the scale that fits these codes best."""
     x = torch.from_numpy(values).reshape(-1, 32)
     top = x.gather(1, x.abs().argmax(1, keepdim=True))
-    d = (top / -127).half()
+    best, d = torch.full_like(top, -1), torch.zeros_like(top)
+    for end in range(-134, -119):
+        inverse = end / top.where(top != 0, torch.ones(()))
+        q = torch.from_numpy(NONLINEAR)[_nearest(x * inverse, NONLINEAR).astype(np.int64)]
+        product, square = (x**3 * q).sum(1, keepdim=True), (x**2 * q**2).sum(1, keepdim=True)
+        fit = product**2 / square.clamp_min(1e-30)
+        d = torch.where(fit > best, product / square.clamp_min(1e-30), d)
+        best = torch.maximum(fit, best)
+    d = d.half()
     codes = _nearest(x / d.float().where(d != 0, torch.ones(())), NONLINEAR)
     return np.concatenate([d.numpy().view(np.uint8), _nibbles(codes)], 1)
 
