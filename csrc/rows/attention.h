@@ -25,7 +25,7 @@ struct BlockAttention {
   float* sums;    // [tiles][2][8]
   float* values;  // what P makes of them
   Element* q;     // [tiles][dims / kStep][8][kStep]
-  Element* keys;  // [8][dims], of keys that cannot be read where they stand
+  Element* keys;  // [kTileKeys][dims], of keys that cannot be read where they stand
   const AttentionItem* next;  // the item behind this one, or null
 
   ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory, const AttentionItem* next)
@@ -73,20 +73,24 @@ struct BlockAttention {
     }
   }
 
-  // scores[tile][key] of kTileKeys keys and NT tiles.
+  // scores[tile][key] of kTileKeys keys and NT tiles. Addresses of two bases and one stride: eight pointers do
+  // not fit the registers beside all else (4 % of all of attention).
   template <int NT>
-  inline void score_tile(const Element* const* k, int tile, int key, LinesAhead& ahead) const {
+  inline void score_tile(const Element* k, int64_t stride, int tile, int key, LinesAhead& ahead) const {
     f32v sum[NT][kTileKeys];
     for (int i = 0; i < NT; i++) {
       for (int j = 0; j < kTileKeys; j++) sum[i][j] = zero();
     }
     const Element* from = q + tile * kTileQueries * dims;
+    const Element* rows[kTileKeys / 4];
+    for (int i = 0; i < kTileKeys / 4; i++) rows[i] = k + 4 * i * stride;
+    const int64_t three = 3 * stride;
     for (int64_t d = 0; d < t.a.qk_dim; d += P::kStep) {
       ahead.next();
       f32v x[NT];
       for (int i = 0; i < NT; i++) x[i] = P::load_queries(from + kTileQueries * (i * dims + d));
       for (int j = 0; j < kTileKeys; j++) {
-        const f32v y = P::load_key(k[j] + d);
+        const f32v y = P::load_key(rows[j / 4] + (j % 4 == 3 ? three : j % 4 * stride) + d);
         for (int i = 0; i < NT; i++) sum[i][j] = P::multiply_add(sum[i][j], x[i], y);
       }
     }
@@ -100,19 +104,18 @@ struct BlockAttention {
   inline void score(const BlockRows& from, int begin, int end, int tile_begin, int tile_end,
                     LinesAhead& ahead) const {
     for (int key = begin / kTileKeys * kTileKeys; key < end; key += kTileKeys) {
-      const Element* k[kTileKeys];
-      for (int i = 0; i < kTileKeys; i++) {
-        const int one = key + i < end ? key + i : end - 1;  // memory past the end is not read
-        k[i] = P::in_place(from, one, t.a.qk_dim);
-        if (k[i] != nullptr) continue;
-        k[i] = keys + (one - key) * dims;
-        if (one == key + i) P::copy(from, one, t.a.qk_dim, keys + i * dims);
+      const Element* k = P::in_place(from, key, t.a.qk_dim);
+      int64_t stride = from.stride;
+      if (k == nullptr || key + kTileKeys > end) {  // memory past the end is not read
+        for (int i = 0; i < kTileKeys && key + i < end; i++) P::copy(from, key + i, t.a.qk_dim, keys + i * dims);
+        k = keys;
+        stride = dims;
       }
       int tile = tile_begin;
       if constexpr (kManyRegisters) {
-        for (; tile + 2 <= tile_end; tile += 2) score_tile<2>(k, tile, key, ahead);
+        for (; tile + 2 <= tile_end; tile += 2) score_tile<2>(k, stride, tile, key, ahead);
       }
-      for (; tile < tile_end; tile++) score_tile<1>(k, tile, key, ahead);
+      for (; tile < tile_end; tile++) score_tile<1>(k, stride, tile, key, ahead);
     }
   }
 
