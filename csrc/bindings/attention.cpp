@@ -140,10 +140,11 @@ using Ints = std::vector<int32_t>;
 // Other rows in the place of these, for the program that was recorded with them: as many, of the same caches.
 void take(PagedRows& self, const Ints& sequences, const Ints& positions, const Ints& slots,
           const Ints& block_tables, int64_t num_sequences) {
-  const auto rows = static_cast<int64_t>(positions.size()), blocks = static_cast<int64_t>(block_tables.size());
+  const auto rows = static_cast<int64_t>(positions.size()),
+             blocks = static_cast<int64_t>(block_tables.size());
   need(rows == self.rows(), "PagedRows: ", rows, " rows cannot take the place of ", self.rows());
-  need(sequences.size() == positions.size() && slots.size() == positions.size(), "PagedRows: ",
-       sequences.size(), " sequences and ", slots.size(), " slots for ", rows, " rows");
+  need(sequences.size() == positions.size() && slots.size() == positions.size(),
+       "PagedRows: ", sequences.size(), " sequences and ", slots.size(), " slots for ", rows, " rows");
   need(num_sequences > 0 && blocks % num_sequences == 0, "PagedRows: ", blocks, " blocks are no tables of ",
        num_sequences, " sequences");
   self = PagedRows(sequences.data(), positions.data(), slots.data(), block_tables.data(), rows, num_sequences,

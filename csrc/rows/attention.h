@@ -19,17 +19,20 @@ struct BlockAttention {
   using Element = typename P::Element;
   const AttentionTask& t;
   int tiles;
-  int64_t dims;   // qk_dim, padded
-  float* scores;  // [tiles][64 keys][8 queries], then their weights
-  float* maxima;  // [tiles][2][8], twice the same
-  float* sums;    // [tiles][2][8]
-  float* values;  // what P makes of them
-  Element* q;     // [tiles][dims / kStep][8][kStep]
-  Element* keys;  // [kTileKeys][dims], of keys that cannot be read where they stand
+  int64_t dims;               // qk_dim, padded
+  float* scores;              // [tiles][64 keys][8 queries], then their weights
+  float* maxima;              // [tiles][2][8], twice the same
+  float* sums;                // [tiles][2][8]
+  float* values;              // what P makes of them
+  Element* q;                 // [tiles][dims / kStep][8][kStep]
+  Element* keys;              // [kTileKeys][dims], of keys that cannot be read where they stand
   const AttentionItem* next;  // the item behind this one, or null
 
   ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory, const AttentionItem* next)
-      : t(task), tiles((task.num_queries() + kTileQueries - 1) / kTileQueries), dims(padded_dim(t.a.qk_dim)), next(next) {
+      : t(task),
+        tiles((task.num_queries() + kTileQueries - 1) / kTileQueries),
+        dims(padded_dim(t.a.qk_dim)),
+        next(next) {
     const int rows = attention_tile_rows(t.a.qk_dim, t.a.v_dim);
     scores = memory;
     maxima = scores + rows * kBlockTokens;
@@ -73,8 +76,8 @@ struct BlockAttention {
     }
   }
 
-  // scores[tile][key] of kTileKeys keys and NT tiles. Addresses of two bases and one stride: eight pointers do
-  // not fit the registers beside all else (4 % of all of attention).
+  // scores[tile][key] of kTileKeys keys and NT tiles. Addresses of two bases and one stride: eight pointers
+  // do not fit the registers beside all else (4 % of all of attention).
   template <int NT>
   inline void score_tile(const Element* k, int64_t stride, int tile, int key, LinesAhead& ahead) const {
     f32v sum[NT][kTileKeys];
@@ -107,7 +110,8 @@ struct BlockAttention {
       const Element* k = P::in_place(from, key, t.a.qk_dim);
       int64_t stride = from.stride;
       if (k == nullptr || key + kTileKeys > end) {  // memory past the end is not read
-        for (int i = 0; i < kTileKeys && key + i < end; i++) P::copy(from, key + i, t.a.qk_dim, keys + i * dims);
+        for (int i = 0; i < kTileKeys && key + i < end; i++)
+          P::copy(from, key + i, t.a.qk_dim, keys + i * dims);
         k = keys;
         stride = dims;
       }

@@ -219,9 +219,8 @@ struct Bf16Products {
     }
     add_tile<NR, W>(
         weights, begin, end, o + at, o_stride,
-        [&](int pair, __m512i* to) ISTHMUS_INLINE_LAMBDA {
-          load_rows(row_of(v, 2 * pair) + at, row_of(v, 2 * pair + 1) + at, to);
-        },
+        [&](int pair, __m512i* to)
+            ISTHMUS_INLINE_LAMBDA { load_rows(row_of(v, 2 * pair) + at, row_of(v, 2 * pair + 1) + at, to); },
         ahead);
   }
 
