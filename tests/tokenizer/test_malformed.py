@@ -1,12 +1,14 @@
 """Metadata that cannot be meant: each error names the key, what it holds and what it must hold."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isthmus.errors import MalformedFileError, ModelFileError, UnsupportedError
 from isthmus.tokenizer import Tokenizer
+from isthmus.weights.metadata import Metadata
 
 from .vocabularies import byte_level, sentencepiece
 
@@ -97,3 +99,13 @@ def test_a_merge_that_would_build_a_control_token_is_dropped() -> None:
     tokenizer = Tokenizer.from_gguf(metadata)
     ids = tokenizer.encode("abc", add_special=False, parse_special=False)
     assert [tokenizer.token_text(i) for i in ids] == ["ab", "c"]
+
+
+@pytest.mark.parametrize("metadata", [byte_level(tokens=[]), byte_level(model="rwkv9")])
+def test_an_error_names_the_file_that_it_is_of(metadata: dict[str, Any]) -> None:
+    with pytest.raises(ModelFileError) as alone:
+        Tokenizer.from_gguf(metadata)
+    with pytest.raises(ModelFileError) as of_file:
+        Tokenizer.from_gguf(Metadata(metadata, Path("some/model.gguf")))
+    assert type(of_file.value) is type(alone.value)
+    assert str(of_file.value) == f"some/model.gguf: {alone.value}"

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from isthmus.config import tokenize_in_calling_thread
-from isthmus.errors import ContextLengthError, UsageError
+from isthmus.errors import ContextLengthError, ModelFileError, UsageError
 from isthmus.tokenizer.byte_level import to_bytes
 from isthmus.tokenizer.gguf_tokenizer import build_byte_level, build_sentencepiece, find_pre_tokenizer
 from isthmus.tokenizer.literals import any_of
 from isthmus.tokenizer.markers import END_OF_TURN, HARMONY, is_marker
 from isthmus.tokenizer.segment import Segment
 from isthmus.tokenizer.vocabulary import TokenizerWarning, TokenType, Vocabulary
+from isthmus.weights.metadata import Metadata
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -64,7 +65,13 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        return cls(Vocabulary.from_gguf(metadata))
+        """ModelFileError for a vocabulary that cannot be used; it names the file where the metadata does."""
+        try:
+            return cls(Vocabulary.from_gguf(metadata))
+        except ModelFileError as error:
+            if isinstance(metadata, Metadata):
+                raise type(error)(f"{metadata.path}: {error}") from error
+            raise
 
     @property
     def strips_leading_space(self) -> bool:
