@@ -141,7 +141,7 @@ struct AttentionArgs {
   float* carried = nullptr;     // [T][heads][attention_state_floats(v_dim)] states between calls
   bool carry_in = false, carry_out = false;
   // Set by attention/attention.cpp.
-  const AttentionItem *items, *items_end = nullptr;
+  const AttentionItem *items, *items_end;
   float* partials;  // [rows of the item][v_dim rounded up to 16 + 16] for every item that is not finished
   float* scratch = nullptr;  // attention_scratch_floats(), of bf16 products attention_bf16_scratch_floats()
 };

@@ -19,20 +19,16 @@ struct BlockAttention {
   using Element = typename P::Element;
   const AttentionTask& t;
   int tiles;
-  int64_t dims;               // qk_dim, padded
-  float* scores;              // [tiles][64 keys][8 queries], then their weights
-  float* maxima;              // [tiles][2][8], twice the same
-  float* sums;                // [tiles][2][8]
-  float* values;              // what P makes of them
-  Element* q;                 // [tiles][dims / kStep][8][kStep]
-  Element* keys;              // [kTileKeys][dims], of keys that cannot be read where they stand
-  const AttentionItem* next;  // the item behind this one, or null
+  int64_t dims;   // qk_dim, padded
+  float* scores;  // [tiles][64 keys][8 queries], then their weights
+  float* maxima;  // [tiles][2][8], twice the same
+  float* sums;    // [tiles][2][8]
+  float* values;  // what P makes of them
+  Element* q;     // [tiles][dims / kStep][8][kStep]
+  Element* keys;  // [kTileKeys][dims], of keys that cannot be read where they stand
 
-  ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory, const AttentionItem* next)
-      : t(task),
-        tiles((task.num_queries() + kTileQueries - 1) / kTileQueries),
-        dims(padded_dim(t.a.qk_dim)),
-        next(next) {
+  ISTHMUS_INLINE BlockAttention(const AttentionTask& task, float* memory)
+      : t(task), tiles((task.num_queries() + kTileQueries - 1) / kTileQueries), dims(padded_dim(t.a.qk_dim)) {
     const int rows = attention_tile_rows(t.a.qk_dim, t.a.v_dim);
     scores = memory;
     maxima = scores + rows * kBlockTokens;
@@ -54,10 +50,11 @@ struct BlockAttention {
     prefetch_rows(t.keys_of(block), 0, count, t.a.qk_dim);
   }
 
-  // The keys that come after a block's.
+  // The keys that come after a block's: the last one's are followed by the next item's first.
   ISTHMUS_INLINE LinesAhead keys_after(int64_t block, bool more) const {
     if (more) return LinesAhead::of(t.keys_of(block + 1), t.a.qk_dim, kBlockTokens);
-    if (next == nullptr) return LinesAhead::of(t.keys_of(block), t.a.qk_dim, 0);
+    const AttentionItem* next = &t.item + 1;
+    if (next == t.a.items_end) return LinesAhead::of(t.keys_of(block), t.a.qk_dim, 0);
     const AttentionTask after(t.a, *next);
     return LinesAhead::of(after.keys_of(after.first_block()), t.a.qk_dim, kBlockTokens);
   }
@@ -257,7 +254,7 @@ struct BlockAttention {
 
   // States of the queries over the keys of split `s` alone.
   inline bool attend_split(int64_t s) const {
-    const int64_t first_block = t.first_key(0) / kBlockTokens;
+    const int64_t first_block = t.first_block();
     const int64_t end_block = (t.last_key(t.item.rows - 1) + kBlockTokens - 1) / kBlockTokens;
     for (int i = 0; i < t.num_queries(); i++) t.state(t.split, i).clear();
     for (int tile = 0; tile < tiles; tile++) {
@@ -279,14 +276,13 @@ struct BlockAttention {
 };
 
 inline void attend_in_fp32(const AttentionTask& task, int64_t split) {
-  BlockAttention<F32Products>(task, task.driver, nullptr).attend_split(split);
+  BlockAttention<F32Products>(task, task.driver).attend_split(split);
 }
 
 inline void attention(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
   for (int64_t i = item_begin; i < item_end; i++) {
     const AttentionTask task(a, a.items[i]);
-    const AttentionItem* next = a.items + i + 1 < a.items_end ? a.items + i + 1 : nullptr;
-    const BlockAttention<F32Products> blocks(task, task.driver, next);
+    const BlockAttention<F32Products> blocks(task, task.driver);
     task.run([&](int64_t s) ISTHMUS_INLINE_LAMBDA { blocks.attend_split(s); });
   }
 }

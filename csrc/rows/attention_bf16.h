@@ -261,9 +261,8 @@ struct Bf16Products {
 inline void attention_bf16(const AttentionArgs& a, int64_t item_begin, int64_t item_end) {
   for (int64_t i = item_begin; i < item_end; i++) {
     const AttentionTask task(a, a.items[i]);
-    const AttentionItem* next = a.items + i + 1 < a.items_end ? a.items + i + 1 : nullptr;
     const BlockAttention<Bf16Products> blocks(
-        task, task.driver + attention_driver_floats(task.a.qk_dim, task.a.v_dim), next);
+        task, task.driver + attention_driver_floats(task.a.qk_dim, task.a.v_dim));
     task.run([&](int64_t s) ISTHMUS_INLINE_LAMBDA {
       if (!blocks.attend_split(s)) attend_in_fp32(task, s);
     });

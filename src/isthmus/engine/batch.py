@@ -47,19 +47,15 @@ class Batch:
 
     @cached_property
     def wants_all_logits(self) -> bool:
-        return self.logit_rows.shape[0] == self.num_rows and _counts_up(self.logit_rows)
+        return self.logit_rows.shape[0] == self.num_rows and _counts_up(self.logit_rows.tolist())
 
     @cached_property
     def is_decode(self) -> bool:
         """One row of each sequence, all of which want logits."""
-        return self.wants_all_logits and _counts_up(self.sequences)
+        return self.wants_all_logits and _counts_up(self.sequences.tolist())
 
     @cached_property
     def is_like_decode(self) -> bool:
-        """Whether modules call the same operators as for a decode of as many rows: drafts are verified so.
-
-        All rows want logits, and no sequence has enough of them to be a chunk.
-        """
         return looks_like_decode(self.logit_rows.tolist(), self.sequences.tolist())
 
     def prepare(self, vocab_size: int, num_blocks: int) -> Step:
@@ -171,15 +167,18 @@ class Part:
 
 
 def looks_like_decode(logit_rows: list[int], sequences: list[int]) -> bool:
-    """Whether all rows want logits, and no sequence has enough of them to be a chunk."""
-    if logit_rows != [*range(len(sequences))]:
+    """Whether modules call the same operators as for a decode of as many rows: drafts are verified so.
+
+    All rows want logits, and no sequence has enough of them to be a chunk.
+    """
+    if len(logit_rows) != len(sequences) or not _counts_up(logit_rows):
         return False
     return len(sequences) < MIN_CHUNK_ROWS or max(Counter(sequences).values()) < MIN_CHUNK_ROWS
 
 
-def _counts_up(rows: Tensor) -> bool:
-    """0, 1, 2 .. As lists: numpy's first comparison of a step, cold, took 73 us."""
-    return rows.tolist() == [*range(len(rows))]
+def _counts_up(numbers: list[int]) -> bool:
+    """0, 1, 2 .. Lists: numpy's first comparison of a step, cold, took 73 us."""
+    return numbers == [*range(len(numbers))]
 
 
 def _rows_of(batch: Batch, begin: int, end: int) -> Batch:

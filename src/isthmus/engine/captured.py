@@ -69,8 +69,7 @@ class CapturedStep:
         self._sampled = array("i", [] if batch.sampled is None else batch.sampled.tolist())
         sampled = torch.frombuffer(self._sampled, dtype=torch.int32) if self._sampled else None
         tokens = torch.frombuffer(self._tokens, dtype=torch.int32)
-        self._batch = replace(batch, tokens=tokens, sampled=sampled)
-        self._step = model.prepare(self._batch, state.num_blocks)
+        self._step = model.prepare(replace(batch, tokens=tokens, sampled=sampled), state.num_blocks)
         self._program = Program()
         watch = _Watch(memory)
         with self._program.recording(), watch:
